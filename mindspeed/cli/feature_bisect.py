@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.matrix_options import store_option
-from mindspeed.cli.output import OK, PROBLEMS, json_option, print_result, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, Amount, json_option, print_result, wants_json
 from mindspeed.cli.request_options import JobCommand, Request, names_argument, request_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Amount(0, min_open=True),
     metavar="S",
     help="Maximum time of one run in seconds; a longer run counts as failed",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from mindspeed.cli.output import end, exit_code, json_option, print_result
+from mindspeed.cli.output import Amount, end, exit_code, json_option, print_result
 from mindspeed.cli.request_options import FeatureNames, Request, request_options, spelled_names
 from mindspeed.cli.training_command import WORDS, PlansCommands, RuleOptions, plan_of_launched, rules_options
 from mindspeed.problems import Fix
@@ -124,7 +124,7 @@ _OF_ALL_NODES: Final = ("mib", "wait")
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=1),
+    type=Amount(min=1),
     default=120.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mindspeed.cli.output import wants_json
+from mindspeed.cli.output import Amount, wants_json
 
 if TYPE_CHECKING:
     from mindspeed.workbench.verification.matrix.run import Progress
@@ -17,7 +17,7 @@ store_option = click.option(
     "--store", type=click.Path(path_type=Path), metavar="FILE", help="File in which test results are stored"
 )
 budget_option = click.option(
-    "--budget-seconds", type=click.FloatRange(0), metavar="S", help="Start no further test after this many seconds"
+    "--budget-seconds", type=Amount(0), metavar="S", help="Start no further test after this many seconds"
 )
 
 

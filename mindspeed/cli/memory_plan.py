@@ -10,9 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mindspeed.cli.output import PROBLEMS, end, html_option, json_option, print_json, print_table, wants_json, write_page
+from mindspeed.cli.output import (
+    PROBLEMS,
+    Amount,
+    end,
+    html_option,
+    json_option,
+    print_json,
+    print_table,
+    wants_json,
+    write_page,
+)
 from mindspeed.cli.request_options import FullJobCommand, Request, names_argument, request_options
 from mindspeed.cli.terminal import columns, rows_of_cells, wrapped
+from mindspeed.job.arithmetic import shape_of_world
 from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.communicators import communicator_lines
 from mindspeed.memory_planner.plans import shares, stages_of
@@ -35,7 +46,7 @@ _KEYS: Final = ("name", "bytes", "live", "held", "by")
 
 @click.command(cls=FullJobCommand)
 @names_argument("[NAME]...")
-@click.option("--budget-mib", type=click.FloatRange(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB")
+@click.option("--budget-mib", type=Amount(0, min_open=True), metavar="MIB", help="Device memory of a rank in MiB")
 @click.option("--dropout/--no-dropout", help="Assume that the model uses dropout  [default: no]")
 @click.option("--all", "whole", is_flag=True, help="Show every tensor of every stage")
 @html_option("a memory bar for each stage, and a table of its tensors,")
@@ -47,8 +58,9 @@ def plan(
     """Estimate the peak memory of each pipeline stage.
 
     The estimate covers weights, gradients, optimizer states and every tensor that layers keep for backward. Layers of
-    Transformer Engine are counted as Megatron's local ones. Without --num-experts the model is dense. With --budget-mib the
-    exit status is 1 when a stage does not fit. The features that make it fit at the lowest cost are printed.
+    Transformer Engine are counted as Megatron's local ones. Without --num-experts the model is dense. With --moe-layers the
+    other layers are dense, and they come first. With --budget-mib the exit status is 1 when a stage does not fit. The features
+    that make it fit at the lowest cost are printed.
     """
     from mindspeed.registry import catalog
 
@@ -66,7 +78,7 @@ def plan(
         ]
         print_json({"stages": rows, "fits": fits, "cheapest": cheapest})
     else:
-        click.echo("\n".join(brief_lines(foretold)))
+        click.echo("\n".join([*brief_lines(foretold), *_mixed_layers(made)]))
         for line in communicator_lines(made, known):
             click.echo("\n".join(wrapped(gettext("communicators of a rank: {line}").format(line=line))))
         for stage in foretold if whole else ():
@@ -97,6 +109,14 @@ def brief_lines(stages: Sequence[Stage]) -> Iterator[str]:
     yield gettext("largest on stage {stage}").format(stage=most.stage)
     yield from rows_of_cells([(f"{_mib(sizes[row]):>{max(widths)}}", _described(row)) for row in largest])
     yield from wrapped(gettext("--all shows every tensor of every stage"))
+
+
+def _mixed_layers(made: ActivationPlan) -> Iterator[str]:
+    """Yield the order that the estimate assumes of dense and MoE layers, where a transformer has both."""
+    counts = shape_of_world(made.world).counts
+    if counts.mlp and counts.experts and not made.world.is_hybrid:
+        template = gettext("of {layers} layers the first {dense} are counted as dense, the others as MoE layers")
+        yield from wrapped(template.format(layers=counts.attention, dense=counts.mlp))
 
 
 def memory_page(stages: Sequence[Stage]) -> str:

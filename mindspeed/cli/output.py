@@ -26,6 +26,18 @@ FOLDER: Final = click.Path(path_type=Path)
 """The type of an option or argument that names a folder."""
 _JSON: Final = "mindspeed.json"
 _STDOUT: Final = "mindspeed.stdout"
+
+
+class Amount(click.FloatRange):
+    """A number in a range; nan is outside of every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if number != number:
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mindspeed.cli.lazy import Group
-from mindspeed.cli.output import OK, PROBLEMS, end, json_option, print_json, print_result, print_table, wants_json
+from mindspeed.cli.output import OK, PROBLEMS, Amount, end, json_option, print_json, print_result, print_table, wants_json
 from mindspeed.cli.request_options import names_option
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ def record(megatron: str | None, into: Path | None) -> None:
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0.1),
+    type=Amount(min=0.1),
     default=8.0,
     show_default=True,
     help="Time in minutes for --claims; after it, no further feature is verified",
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=1),
+    type=Amount(min=1),
     default=90.0,
     show_default=True,
     metavar="SECONDS",

@@ -349,12 +349,9 @@ def _world_option(name: str) -> click.Option:
         return SizeOption([flag], type=choice, help="Device to plan for  [default: detected]")
     if field.kind is bool:
         return SizeOption([f"{flag}/--no-{flag[2:]}", name], default=None, help=field.meaning)
-    metavar = "VERSION" if name == "megatron" else _METAVARS[field.kind]
+    metavar = "VERSION" if name == "megatron" else field.metavar
     kind = Words() if field.kind is tuple else field.kind
     return SizeOption([flag, name], type=kind, metavar=metavar, help=field.meaning)
-
-
-_METAVARS: Final[dict[type, str]] = {int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
 
 
 _LEVELS: Final = (

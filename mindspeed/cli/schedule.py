@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import click
 
 from mindspeed.cli.lazy import Group
-from mindspeed.cli.output import html_option, json_option, print_result, write_page
+from mindspeed.cli.output import Amount, html_option, json_option, print_result, write_page
 from mindspeed.pipeline.operations import Costs, Duration, PipelineShape, Placement, Schedule
 from mindspeed.problems import Fix, MindSpeedError, Problem
 
@@ -51,7 +51,7 @@ def schedule() -> None:
 )
 @click.option(
     "--hop",
-    type=click.FloatRange(0),
+    type=Amount(0),
     default=0.0,
     show_default=True,
     help="Duration of a message between two ranks, in the unit of --cost. With the default --cost, the forward pass of "

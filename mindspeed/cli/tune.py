@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mindspeed.cli.memory import MemorySize
-from mindspeed.cli.output import FOLDER, json_option, print_json, print_table, wants_json
+from mindspeed.cli.output import FOLDER, Amount, json_option, print_json, print_table, wants_json
 from mindspeed.cli.request_options import (
+    COMMAND_LINE,
     FullJobCommand,
     Request,
     names_argument,
@@ -53,7 +54,11 @@ if TYPE_CHECKING:
     help="How to search. white = predict step times, mixed = also measure the best configurations, black = measure all",
 )
 @click.option(
-    "--calibrate", default=0, metavar="N", help="First measure up to N configurations on this machine to fit the cost model"
+    "--calibrate",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="First measure up to N configurations on this machine to fit the cost model",
 )
 @click.option(
     "--measure-products",
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--steps",
+    type=click.IntRange(1),
     default=10,
     show_default=True,
     metavar="N",
@@ -70,6 +76,7 @@ if TYPE_CHECKING:
 @click.option(
     "--budget-seconds",
     "budget",
+    type=Amount(0),
     default=float("inf"),
     metavar="SECONDS",
     help="Time in seconds for all measurements; finished ones are kept",
@@ -84,6 +91,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", "dry", is_flag=True, help="Use dry runs (fake tensors) to decide which layouts fit in memory")
 @click.option(
     "--top",
+    type=click.IntRange(0),
     default=20,
     show_default=True,
     metavar="N",
@@ -119,8 +127,9 @@ def tune(
     from mindspeed.workbench.tuning.output import HEADERS, as_json, table, write
 
     request = request.naming(names).of_dense()
-    _require_known(request)
-    job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried)
+    _require_known(request, tried)
+    is_built = mode != "white" or bool(calibrate) or dry or output is not None
+    job = make_search(request.layers, request.train, request.environment(), _ranks(request), tried, is_built)
     where = Store(store or cache_folder() / "tuning", machine_facts(job.environment.platform), job.model)
     limit = float("inf") if device_memory is None else float(device_memory)
     if measure_products:
@@ -130,6 +139,7 @@ def tune(
         found = job.search(machine, limit, 0 if mode == "black" else top, count)
     if mode != "white":
         found = _measured(job, found, where, steps, budget)
+    found = replace(found, rows=found.rows[: top or None])
     if output is not None:
         for path in write(found, job.job_of, output, where):
             click.echo(str(path), err=True)
@@ -146,14 +156,16 @@ def tune(
         click.echo(part)
 
 
-def _require_known(request: Request) -> None:
-    """Raise ResolutionError with each requested name that no feature has; a search would only find no layout."""
+def _require_known(request: Request, tried: Sequence[str]) -> None:
+    """Raise ResolutionError with each requested or tried name that no feature has; a search would only find no layout."""
     from mindspeed.problems import ResolutionError
     from mindspeed.registry import catalog_for
 
-    asked = {name: layer.source for layer in request.layers for name in layer.features}
+    asked = dict.fromkeys(tried, COMMAND_LINE) | {name: layer.source for layer in request.layers for name in layer.features}
     known = catalog_for(list(asked))
-    if problems := [unknown_feature(known, name, source) for name, source in asked.items() if name not in known.names]:
+    problems = [unknown_feature(known, name, source) for name, source in asked.items() if name not in known.names]
+    problems += [row.problem for name, row in known.broken.items() if name in asked and row.problem is not None]
+    if problems:
         raise ResolutionError(problems)
 
 
@@ -174,7 +186,7 @@ def _machine(job: SearchJob, store: Any, calibrate: int, steps: int, budget: flo
     from mindspeed.workbench.tuning.time import DEFAULTS, Machine, fit
 
     cores = (os.cpu_count() or 1) if job.environment.platform == "cpu" else 0
-    machine = with_products(Machine(DEFAULTS[job.environment.platform], cores), store.root, store.facts, job.model["dtype"])
+    machine = with_products(Machine(DEFAULTS[job.environment.platform], cores), store, job.model["dtype"])
     if calibrate:
         ranks = _local_ranks(job)
         rows = job.telling(machine, limit, calibrate)
@@ -205,7 +217,8 @@ def _measure_products(job: SearchJob, store: Any) -> None:
     if platform != (here := probe().platform):
         text = f"products of platform {platform} cannot be measured on this machine, whose platform is {here}"
         raise ResolutionError([Problem("MS345", text, fix=Fix.advise(f"measure on a machine with platform {platform}"))])
-    keep(store.root, store.facts, job.model["dtype"], measured_products(job.model["dtype"], platform, _say))
+    store.write({})
+    keep(store, job.model["dtype"], measured_products(job.model["dtype"], platform, _say))
 
 
 def _local_ranks(job: SearchJob) -> int:

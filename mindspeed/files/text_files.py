@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mindspeed.files.cache_folder import make_private
 from mindspeed.problems import PlatformError, Problem, advice
 
 
@@ -17,17 +18,21 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def write_files(texts: Mapping[Path, str], fix: str = "") -> None:
+def write_files(texts: Mapping[Path, str], fix: str = "", is_private: bool = False) -> None:
     """Write every text to a temporary file next to its place, then rename all of them; missing folders are made.
 
-    Raises PlatformError (MS516) with the path that cannot be written; files that existed are then unchanged.
+    Other users cannot enter a folder that ``is_private``. Raises PlatformError (MS516) with the path that cannot be written;
+    files that existed are then unchanged.
     """
     drafts: dict[Path, Path] = {}
     path = Path()
     try:
         for path, text in texts.items():
             place = path.resolve()  # a link stays a link
-            place.parent.mkdir(parents=True, exist_ok=True)
+            if is_private:
+                make_private(place.parent)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
             special = place.exists() and not place.is_file()
             draft = place if special else place.with_name(f".{place.name}.{os.getpid()}.new")
             drafts[place] = draft

@@ -143,7 +143,7 @@ def shape_of_world(world: Any) -> ModelShape:
         gated_linear_unit=world.gated_linear_unit,
         tied_embeddings=known("tied_embeddings", False),
         num_experts=experts,
-        moe_layers=known("moe_layers", world.num_layers) if experts else 0,
+        moe_layers=_moe_layers(world),
         moe_ffn_hidden_size=known("moe_ffn_hidden_size", ffn) if experts else 0,
         router_topk=known("router_topk", 2) if experts else 0,
         shared_expert_hidden_size=known("shared_expert_hidden_size", 0) if experts else 0,
@@ -170,12 +170,26 @@ def _counted(layers: str) -> LayerCounts:
     return LayerCounts(*(sum(layer in kinds for layer in layers) for kinds in (ATTENTION, MLP, EXPERTS)))
 
 
+def _moe_layers(world: Any) -> int:
+    """Return the number of layers with experts: all layers where no other number is given."""
+    if not world.num_experts:
+        return 0
+    return int(world.moe_layers if world.knows("moe_layers") else world.num_layers)
+
+
 def counts_per_chunk(world: World) -> tuple[LayerCounts, ...]:
-    """Count the layers of each model chunk, in the order of the model; those of a transformer all have experts or none has."""
+    """Count the layers of each model chunk, in the order of the model.
+
+    A transformer that mixes dense and MoE layers begins with the dense ones, as DeepSeek's models do.
+    """
     if world.is_hybrid:
         return tuple(map(_counted, world.pattern_per_chunk))
-    sizes = world.layers_per_chunk
-    return tuple(LayerCounts(size, 0, size) if world.num_experts else LayerCounts(size, size, 0) for size in sizes)
+    made, dense = [], world.num_layers - _moe_layers(world)
+    for size in world.layers_per_chunk:
+        mlp = min(size, dense)
+        made.append(LayerCounts(size, mlp, size - mlp))
+        dense -= mlp
+    return tuple(made)
 
 
 def _latent_of_world(world: Any) -> LatentAttention | None:
@@ -242,8 +256,8 @@ def forward_flops(shape: ModelShape) -> int:
 
 
 def mean_layer_forward(shape: ModelShape) -> float:
-    """Operations of a layer of the decoder over one sequence, the mean of a hybrid's."""
-    return layers_forward(shape, all_counts(shape)) / shape.num_layers
+    """Operations of a layer of the decoder over one sequence: the mean where layers differ."""
+    return layers_forward(shape, shape.counts) / shape.num_layers
 
 
 def layers_forward(shape: ModelShape, counts: LayerCounts) -> int:
@@ -288,18 +302,15 @@ def rank_parameters(world: Any) -> tuple[Any, Any]:
 
 def layers_of_rank(world: Any, shape: ModelShape) -> LayerCounts:
     """Count the layers of the pipeline stage that has most of those with experts; fields of ``world`` may be arrays."""
-    layers = shape.num_layers / world.pp
     if shape.single_layers is not None:
         return LayerCounts(*(count / world.pp for count in shape.single_layers))
-    sparse = (layers + shape.moe_layers - abs(layers - shape.moe_layers)) / 2  # the lesser one, of arrays too
+    return with_most_experts(shape, shape.num_layers / world.pp)
+
+
+def with_most_experts(shape: ModelShape, layers: Any) -> LayerCounts:
+    """Count so many layers of a transformer, with experts in as many as possible; ``layers`` may be an array."""
+    sparse = layers + (shape.moe_layers - layers) * (shape.moe_layers < layers)
     return LayerCounts(layers, layers - sparse, sparse)
-
-
-def all_counts(shape: ModelShape) -> LayerCounts:
-    """Count the layers of the decoder, of which those of a transformer all have experts where one has."""
-    if shape.single_layers is not None or not shape.num_experts:
-        return shape.counts
-    return LayerCounts(shape.num_layers, 0, shape.num_layers)
 
 
 # parameters

@@ -15,6 +15,7 @@ Derivation = Callable[[Values, Names], Any]
 """Compute a field from Megatron's values, the names of its own at hand; None where they do not tell."""
 _UNKNOWN: Final = object()
 """The default of a field that is unknown until somebody gives it."""
+_METAVARS: Final[dict[type, str]] = {bool: "", int: "N", float: "X", str: "WORD", tuple: "WORD,..."}
 MOST: Final = 2**63 - 1
 """The largest whole number of a field and of a setting: sizes of tensors have 64 bits."""
 
@@ -48,6 +49,11 @@ class Field:
     def has_default(self) -> bool:
         """Return whether Megatron has one default for every job."""
         return self.default is not _UNKNOWN
+
+    @property
+    def metavar(self) -> str:
+        """Return the placeholder of a value in the help of the field's option; a switch has none."""
+        return _METAVARS[self.kind]
 
     @property
     def as_it_stands(self) -> bool:

@@ -37,6 +37,10 @@ class MegatronCommandLine(CommandLine):
                     return " ".join(_option(argument, values[argument.dest]) for argument in chosen)
         return self.drop_field(name)
 
+    def either(self, option: str) -> str:
+        """Return a switch, which Megatron-LM has off where it is not given."""
+        return option
+
     def drop_field(self, name: str) -> str:
         dests = [dest for dest in dests_of(name) if self._known(dest)]
         named = [dest for dest in dests if dest in self.given] or dests

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mindspeed.job.arithmetic import LayerCounts, all_counts, layers_parameters, shape_of_world
+from mindspeed.job.arithmetic import LayerCounts, layers_parameters, shape_of_world, with_most_experts
 from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory_planner.plans import Active, changes, has_schedule, passes_with
 from mindspeed.memory_planner.several import Column, by_case, several
@@ -73,7 +73,7 @@ class StagePasses(NamedTuple):
 class LayoutPeaks:
     """The planner of memory for the layouts in ``columns``, called once for each set of features that it counts.
 
-    Chunks have equal shares of the layers, rounded up.
+    Chunks have equal shares of the layers, rounded up, with experts in as many layers as one chunk can have.
     """
 
     def __init__(self, catalog: Catalog, model: Mapping[str, Any], columns: Mapping[str, Column]) -> None:
@@ -200,9 +200,14 @@ def _resting(world: World, active: Active) -> tuple[Any, ...]:
 
 
 def _layers_of_chunk(world: World) -> LayerCounts:
-    """Count the layers of a chunk that has an equal share, rounded up."""
-    chunks = np.asarray(world.pp * world.vpp)
-    return LayerCounts(*(several(np.atleast_1d(-(-count // chunks))) for count in all_counts(shape_of_world(world))))
+    """Count the layers of a chunk that has an equal share, rounded up, with experts in as many as possible."""
+    shape, chunks = shape_of_world(world), np.asarray(world.pp * world.vpp)
+
+    def share(count: int) -> Any:
+        return np.atleast_1d(-(-count // chunks))
+
+    counts = with_most_experts(shape, share(shape.num_layers))
+    return LayerCounts(*map(several, map(share, shape.single_layers) if shape.single_layers is not None else counts))
 
 
 def _options(world: World, active: Active) -> JobOptions:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from mindspeed.engine.planning.plan import ActivationPlan
-from mindspeed.job.world import FIELDS, UnknownValue, World
+from mindspeed.job.world import UnknownValue, World
 from mindspeed.memory.byte_count import MIB
 from mindspeed.memory_planner.stages import NEEDED, Passes, Stage, stages
 from mindspeed.memory_planner.tensors import JobOptions
@@ -43,7 +43,7 @@ def stages_of(made: ActivationPlan, known: Catalog, dropout: bool = False) -> li
         if "hybrid_layer_pattern" in unknown.fields:
             raise MindSpeedError([UNCOUNTED_LAYERS]) from None
         text = f"memory cannot be estimated without {', '.join(unknown.fields)}"
-        fix = Fix.together(tuple(Fix.give_field(name, True if FIELDS[name].kind is bool else None) for name in unknown.fields))
+        fix = Fix.together(map(Fix.give_field, unknown.fields))
         raise MindSpeedError([Problem("MS307", text, fix=fix)]) from None
 
 

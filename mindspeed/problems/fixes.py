@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from itertools import groupby
 from typing import Any, Final, Literal
 
+from mindspeed.job.fields import FIELDS
+
 Verb = Literal[
     "give-field",
     "drop-field",
@@ -301,7 +303,12 @@ class CommandLine:
         option = self.option(name)
         if isinstance(value, bool):
             return option if value else f"--no-{option[2:]}"
-        return f"{option} {'N' if value is None else value}"
+        text = FIELDS[name].metavar if value is None else str(value)
+        return f"{option} {text}" if text else self.either(option)
+
+    def either(self, option: str) -> str:
+        """Return a switch of which the reader knows whether it is on or off."""
+        return f"--[no-]{option[2:]}"
 
     def drop_field(self, name: str) -> str:
         return self.say("remove {names}", self.option(name))

@@ -64,6 +64,26 @@ def test_a_model_without_a_number_of_experts_is_dense(mindspeed, planned):
     assert json.loads(done.stdout) == planned()[1]
 
 
+def test_layers_with_experts_are_as_many_as_given(mindspeed):
+    values = [f"--{name}={value}" for name, value in SIZES.items() if name != "num-experts"]
+    words = ("memory", "plan", *LAPTOP, *values, "--tp=1", "--no-gated-linear-unit", "--rotary", "--num-experts=4")
+
+    def peak(*more):
+        return json.loads(mindspeed(*words, *more, "--json").stdout)["stages"][0]["peak"]
+
+    dense = json.loads(mindspeed(*words[:-1], "--num-experts=0", "--json").stdout)["stages"][0]["peak"]
+    assert dense == peak("--moe-layers=0") < peak("--moe-layers=1") < peak("--moe-layers=2") < peak("--moe-layers=16") == peak()
+    mixed, plain = (mindspeed(*words, *more).stdout.splitlines() for more in (("--moe-layers=3",), ()))
+    assert "of 16 layers the first 13 are counted as dense, the others as MoE layers" in mixed
+    assert not any("counted as dense" in line for line in plain)
+    refused = mindspeed(*words, "--moe-layers=17")
+    assert refused.exit_code == 1
+    assert (
+        refused.stderr
+        == "MS302 moe_layers is 17, but the model has 16 layers\n  fix: --moe-layers 16, or remove --moe-layers\n"
+    )
+
+
 def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(planned):
     assert planned("--budget-mib", 100_000)[0] == 0
     peak = planned()[1]["stages"][0]["peak"] / 2**20
@@ -74,13 +94,19 @@ def test_a_budget_that_fits_is_accepted_and_another_names_what_makes_it_fit(plan
     assert (code, found["cheapest"]) == (1, [])
 
 
+def test_a_budget_is_a_number(mindspeed):
+    done = mindspeed("memory", "plan", *LAPTOP, "--budget-mib", "nan")
+    assert done.exit_code == 2
+    assert "nan is not in the range x>0" in done.stderr
+
+
 def test_sizes_that_are_not_known_are_one_problem(mindspeed):
     done = mindspeed("memory", "plan", *LAPTOP, "--world-size", 1)
     assert done.exit_code == 1
     message, fix = done.stderr.splitlines()
     assert message.startswith("MS307 memory cannot be estimated without num_layers, hidden_size, ffn_hidden_size, ")
     assert fix.startswith("  fix: --num-layers N --hidden-size N --ffn-hidden-size N ")
-    assert "--gated-linear-unit --rotary --dtype N" in fix
+    assert "--normalization WORD --[no-]gated-linear-unit --[no-]rotary --dtype WORD" in fix
     assert sum(-(-len(line) // 80) for line in (message, fix)) <= 8
 
 

@@ -8,6 +8,7 @@ from mindspeed import registry
 from mindspeed.job.arithmetic import (
     LatentAttention,
     ModelShape,
+    counts_per_chunk,
     forward_flops,
     layers_forward,
     layers_of_rank,
@@ -62,6 +63,13 @@ def _shape(**values: Any) -> ModelShape:
     model = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "seq_length": 8, "ffn_hidden_size": 12}
     world = trainer_layer(config, [], "cpu", 64).world
     return shape_of_world(World({**world, "num_query_groups": 2, "kv_channels": 4, **model, **values}))
+
+
+def test_the_dense_layers_of_a_mixed_model_come_first() -> None:
+    sizes = {"num_layers": 8, "num_experts": 4, "world_size": 4, "pp": 4}
+    assert counts_per_chunk(World(sizes | {"moe_layers": 5})) == ((2, 2, 0), (2, 1, 1), (2, 0, 2), (2, 0, 2))
+    assert counts_per_chunk(World(sizes | {"moe_layers": 0})) == ((2, 2, 0),) * 4
+    assert counts_per_chunk(World(sizes)) == ((2, 0, 2),) * 4
 
 
 def test_the_stage_with_most_experts_has_as_many_layers_with_them_as_there_are() -> None:

@@ -79,6 +79,19 @@ def test_bytes_of_the_search_are_those_of_the_planner(world: dict[str, Any], fea
         assert bytes_of_search == resolved.bytes, (choice, question.layouts.sizes(int(rows[0])))
 
 
+@pytest.mark.parametrize("layers", [0, 5])
+def test_a_search_counts_as_many_layers_with_experts_as_given(layers: int) -> None:
+    job = job_of(**EXPERTS, moe_layers=layers, pp=1)
+    question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))
+    layouts, plain = question.layouts, question.choices[0]
+    taken, active = Feasibility(job.catalog, layouts, question.request, running("cuda")).taken(plain)
+    rows = np.flatnonzero(taken & layouts.whole_batches)[::7]
+    counted = Scores(question, job.catalog).bytes(plain, rows, active)
+    planned = [job.resolved(plain, layouts.world(int(row))) for row in rows]
+    assert rows.size
+    assert list(counted) == [resolved.bytes for resolved in planned if resolved is not None]
+
+
 def test_features_of_mindspeed_are_asked_for_many_layouts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     job, counted = job_of(**EXPERTS), []
     question = job.question(Machine(DEFAULTS["cuda"]), float("inf"))

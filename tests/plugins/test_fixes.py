@@ -57,6 +57,9 @@ def test_the_python_api_has_arguments():
     ("fix", "text"),
     [
         (Fix.give_field("tp"), "--tp N"),
+        (Fix.give_field("dtype"), "--dtype WORD"),
+        (Fix.give_field("rotary"), "--[no-]rotary"),
+        (Fix.give_field("num_experts", 0), "--num-experts 0"),
         (Fix.give_field("cuda_graphs", False), "--no-cuda-graphs"),
         (Fix.give_setting("a.b"), "--set a.b=VALUE"),
         (Fix.give_setting("a.b", False), "--set a.b=false"),

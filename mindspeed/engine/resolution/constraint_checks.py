@@ -120,6 +120,22 @@ def check_sizes(state: ResolutionState) -> None:
             state.problem("MS302", text, (), fix, jobs, ("world_size", "tp", "pp", "cp"))
 
 
+def check_moe_layers(state: ResolutionState) -> None:
+    """Report more layers with experts than layers; those of a pattern are checked with it."""
+    for is_excess, jobs in state.values("moe layers", _has_too_many_moe_layers):
+        if is_excess:
+            given, layers = state.world.moe_layers, state.world.num_layers
+            text = Text.of("moe_layers is {given}, but the model has {layers} layers", given=given, layers=layers)
+            fix = (Fix.give_field("moe_layers", layers), Fix.drop_field("moe_layers"))
+            state.problem("MS302", text, (), fix, jobs, ("moe_layers", "num_layers"))
+
+
+def _has_too_many_moe_layers(world: World) -> bool:
+    return (
+        world.knows("moe_layers") and world.knows("num_layers") and world.moe_layers > world.num_layers and not world.is_hybrid
+    )
+
+
 def _has_remainder(world: World) -> bool:
     return world.knows("world_size") and bool(world.world_size % (world.tp * world.pp * world.cp))
 

@@ -130,6 +130,7 @@ def _decide(state: ResolutionState, environment: Environment) -> list[str]:
         state.complete_world()
     state.freeze()
     constraint_checks.check_sizes(state)
+    constraint_checks.check_moe_layers(state)
     _report_idle_settings(state)
     constraint_checks.check_choices(state)
     constraint_checks.check_slots(state)

@@ -23,20 +23,17 @@ def add_to_store(prediction: Path, seconds: Sequence[float]) -> bool:
     """
     if os.environ.get("RANK", "0") != "0":
         return False
-    with suppress(OSError, ValueError, KeyError):
+    from mindspeed.files.text_files import write_files
+
+    with suppress(OSError, ValueError, KeyError, ms.MindSpeedError):
         known = json.loads(prediction.read_text(encoding="utf-8"))
         machine = known["machine"]
         if (machine["cores"], machine["torch"]) != (str(os.cpu_count()), version("torch").partition("+")[0]):
             return False
         file = Path(known["file"])
         found = {"key": known["key"], "seconds": statistics.median(seconds), "work": known["work"], "steps": len(seconds)}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        machine_file = file.parents[1] / "machine"
-        if not machine_file.exists():
-            machine_file.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(found) + "\n", encoding="utf-8")
-        partial.replace(file)
+        texts = {file.parents[1] / "machine": json.dumps(machine, indent=2), file: json.dumps(found)}
+        write_files({path: f"{text}\n" for path, text in texts.items()}, is_private=True)
         return True
     return False
 

@@ -72,12 +72,19 @@ def trainer_layer(config: TrainConfig, layers: Sequence[Layer], platform: str, v
     return Layer(f"trainer ({config.style})", world=world)
 
 
-def trainer_request(layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment) -> tuple[Layer, list[Problem]]:
-    """The trainer's own layer for a job file with the section ``train``, and what is wrong with the section and the model."""
+def trainer_request(
+    layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment, is_built: bool
+) -> tuple[Layer, list[Problem]]:
+    """Return the trainer's layer for a job file with the section ``train``, and what is wrong with the section and the model.
+
+    Only a model that ``is_built`` has to be one that the trainer builds.
+    """
     config, problems = train_config({JOB_FILE: train})
     vocab_size = vocabulary(config)
     lowest = trainer_layer(config, layers, environment.platform, vocab_size)
-    return lowest, problems + check_world(given_world([lowest, *layers]), vocab_size, environment.megatron)
+    world = given_world([lowest, *layers])
+    problems += check_built(world) if is_built else []
+    return lowest, problems + check_values(world, vocab_size, environment.megatron)
 
 
 def vocabulary(config: TrainConfig) -> int:
@@ -113,16 +120,35 @@ def asked_model(model: Mapping[str, Any], layers: Sequence[Layer], train: Mappin
 
 def check_world(world: Mapping[str, Any], vocab_size: int, megatron: str | None) -> list[Problem]:
     """Find the values of a request that the trainer cannot train with this version of Megatron."""
+    return check_built(world) + check_values(world, vocab_size, megatron)
+
+
+def check_built(world: Mapping[str, Any]) -> list[Problem]:
+    """Find the values of models that the trainer does not build."""
     problems = []
     activation = world.get("activation")
     if activation in FIELDS["activation"].words and activation not in ACTIVATIONS:
         text = f"activation is {activation!r}, but mindspeed pretrain supports only {', '.join(ACTIVATIONS)}"
         problems.append(Problem("MS301", text, fix=Fix.give_field("activation", ACTIVATIONS[0])))
-    for name in NOT_BUILT:
-        if (value := world.get(name)) and value != FIELDS[name].default:
-            text = f"{name} is {value}, but mindspeed pretrain does not build such a model"
-            fix = (Fix.drop_field(name), OTHER_SCRIPT)
-            problems.append(Problem("MS301", text, fix=fix, facts=(GivenValue(name, value),)))
+    for name in (name for name in NOT_BUILT if not _is_built(name, world)):
+        text = f"{name} is {world[name]}, but mindspeed pretrain does not build such a model"
+        fix = (Fix.drop_field(name), OTHER_SCRIPT)
+        problems.append(Problem("MS301", text, fix=fix, facts=(GivenValue(name, world[name]),)))
+    return problems
+
+
+def _is_built(name: str, world: Mapping[str, Any]) -> bool:
+    """Return whether the trainer builds models with the value of a field: of a transformer all layers have experts, or none."""
+    value = world.get(name)
+    if name == "moe_layers":
+        every = world.get("num_layers") if world.get("num_experts") else 0
+        return value in (None, every) or bool(world.get(PATTERN))
+    return not value or value == FIELDS[name].default
+
+
+def check_values(world: Mapping[str, Any], vocab_size: int, megatron: str | None) -> list[Problem]:
+    """Find the values of a request that contradict each other, the data or the version of Megatron."""
+    problems = []
     if pattern := world.get(PATTERN):
         problems += _check_pattern(pattern, world.get("megatron") or megatron)
     rows = world.get("vocab_size")

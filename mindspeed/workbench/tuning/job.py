@@ -10,14 +10,14 @@ from mindspeed import registry
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
-from mindspeed.engine.resolution.request_merge import remaining_features
+from mindspeed.engine.resolution.request_merge import merge, remaining_features
 from mindspeed.engine.resolution.setting_validation import flag
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.memory_planner.plans import peak_of
 from mindspeed.ops.variants import has_variant
 from mindspeed.plugins.answers import implements
 from mindspeed.plugins.discovery import Catalog
-from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError, advice
+from mindspeed.problems import Fix, MindSpeedError, Problem, ResolutionError
 from mindspeed.workbench.training.shape import given_world, trainer_request
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import telling
@@ -134,7 +134,7 @@ class SearchJob:
         return replace(self.environment, world_size=int(world["world_size"]))
 
     def _nothing_feasible(self) -> list[Problem]:
-        """Name each pinned value without which there is a configuration."""
+        """Name each pinned value without which there is a configuration; else what is wrong with the plainest layout."""
         problems = []
         for name in self.pinned:
             freed = replace(self, pinned={key: value for key, value in self.pinned.items() if key != name})
@@ -147,6 +147,10 @@ class SearchJob:
                 problems.append(Problem("MS345", text, fix=Fix.drop_option(flag(name))))
         if problems:
             return problems
+        try:
+            self.plan_of(Choice(), {**self.model, **dict.fromkeys(SIZES, 1), **self.pinned})
+        except ResolutionError as error:
+            return list(error.problems)
         ranks, layers = self.model["world_size"], self.model["num_layers"]
         text = f"no layout of {ranks} ranks divides the {layers} layers, the heads and the batch of this model"
         fix = (
@@ -188,14 +192,20 @@ def _takes(choice: Choice, world: Mapping[str, Any]) -> Resolved:
 
 
 def make_search(
-    layers: Sequence[Layer], train: Mapping[str, Any], environment: Environment, world_size: int, tried: Sequence[str] = ()
+    layers: Sequence[Layer],
+    train: Mapping[str, Any],
+    environment: Environment,
+    world_size: int,
+    tried: Sequence[str] = (),
+    is_built: bool = False,
 ) -> SearchJob:
-    """Make the search for a request. Raises ResolutionError with every problem of names and values."""
+    """Make the search for a request. Raises ResolutionError with every problem of values.
+
+    A model that ``is_built`` by the trainer, in measured steps or from a job file, has to be one that it can build.
+    """
     catalog = registry.catalog_for([*(name for layer in layers for name in (*layer.features, *layer.settings)), *tried])
-    lowest, problems = trainer_request(layers, train, environment)
-    for name in (name for name in tried if name not in catalog.usable):
-        fix = advice(f"--try {near[0]}" if (near := catalog.near(name)) else "")
-        problems.append(Problem("MS201", f"the feature {name!r} does not exist", (name,), fix=fix))
+    lowest, problems = trainer_request(layers, train, environment, is_built)
+    problems = [*merge(layers, catalog, environment).problems, *problems]
     if problems:
         raise ResolutionError(problems)
     given = given_world(layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -12,23 +13,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import yaml
 
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.environment import installed_version
-from mindspeed.files.cache_folder import make_private, require_trusted
+from mindspeed.files.cache_folder import require_trusted
 from mindspeed.files.step_log import LOG, read_log
+from mindspeed.files.text_files import write_files
 from mindspeed.job import arithmetic
-from mindspeed.problems import Fix, Problem, RunError
+from mindspeed.problems import Fix, Problem, RunError, marked
 from mindspeed.workbench.training.run_numbers import WARM_UP
 from mindspeed.workbench.tuning.search import Configuration
 from mindspeed.workbench.tuning.time import PULL, Machine, exposed, relative_work
 
+MACHINE: Final = "machine"
+"""File of the facts of a machine, in its folder of a store."""
 JobOf = Callable[[Configuration], Mapping[str, Any]]
 Say = Callable[[str], None]
 
@@ -73,52 +78,49 @@ def digest(content: Mapping[str, Any]) -> str:
 
 
 class Store:
-    """The measurements of one model on one machine, in a separate folder."""
+    """The measurements of one model on one machine, in a separate folder, next to the speeds of the machine's products."""
 
     def __init__(self, folder: Path, facts: Mapping[str, str], model: Mapping[str, Any]) -> None:
         self.root, self.facts = folder, dict(facts)
-        self.folder = folder / digest(facts) / digest(model)
+        self.machine = folder / digest(facts)
+        self.folder = self.machine / digest(model)
 
     def measurements(self) -> dict[str, Measurement]:
         """Return every measurement by the key of its configuration; a damaged file counts as none.
 
         Raises MindSpeedError with MS518 for a file in the cache that other users could have written.
         """
-        return {found.key: found for found in self._each()}
-
-    def _each(self) -> Iterator[Measurement]:
-        files = sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []
-        require_trusted(self.folder, *files)
-        for path in files:
-            try:
-                yield Measurement(**json.loads(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError):
-                continue
+        return {found.key: found for found in _measurements(self.folder)}
 
     def file_of(self, key: str) -> Path:
         """Return the file of a configuration's measurement, whether it exists or not."""
         return self.folder / f"{digest({'key': key})}.json"
 
+    def file_of_products(self, dtype: str) -> Path:
+        """Return the file of the speeds of products, whether it exists or not."""
+        return self.machine / f"products-{dtype}.json"
+
     def put(self, measurement: Measurement) -> None:
-        """Write a measurement. Raises RunError with MS516 where it cannot be written."""
-        path = self.file_of(measurement.key)
-        try:
-            make_private(path.parent)
-            (path.parents[1] / "machine").write_text(json.dumps(self.facts, indent=2) + "\n", encoding="utf-8")
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(asdict(measurement)) + "\n", encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            text = f"the store {path} is not writable: {error.strerror}"
-            raise RunError([Problem("MS516", text, fix=Fix.advise("--store FOLDER with a writable folder"))]) from error
+        """Write a measurement. Raises PlatformError with MS516 where it cannot be written."""
+        self.write({self.file_of(measurement.key): asdict(measurement)})
+
+    def write(self, contents: Mapping[Path, Mapping[str, Any]]) -> None:
+        """Write files of this machine and its facts. Raises PlatformError with MS516 where one cannot be written.
+
+        Without files it reports, before anything is measured, whether results can be kept.
+        """
+        texts = {path: json.dumps(content) + "\n" for path, content in contents.items()}
+        facts = {self.machine / MACHINE: json.dumps(self.facts, indent=2) + "\n"}
+        write_files(facts | texts, fix=marked("--store FOLDER with a writable folder"), is_private=True)
 
     def staleness(self) -> Problem | None:
         """Return MS346 where the store has measurements of other machines or versions, and none of this one."""
-        machines = list(self.root.glob("*/machine")) if self.root.is_dir() else []
-        others = [path for path in machines if path.parent != self.folder.parent]
-        if not others or self.folder.parent.is_dir():
+        machines = sorted(self.root.glob(f"*/{MACHINE}")) if self.root.is_dir() else []
+        if _are_measured(self.machine):
             return None
-        then = json.loads(others[0].read_text(encoding="utf-8"))
+        others = (path for path in machines if path.parent != self.machine and _are_measured(path.parent))
+        if (then := next(filter(None, map(read_mapping, others)), None)) is None:
+            return None
         pairs = ((name, now, then.get(name)) for name, now in self.facts.items())
         different = [f"{name} is {now}, was {before}" for name, now, before in pairs if now != before]
         text = f"the measurements in {self.root} are from another machine or version: {'; '.join(different)}"
@@ -126,6 +128,37 @@ class Store:
             "measure again with mindspeed tune --calibrate N (up to N configurations), or give another folder with --store"
         )
         return Problem("MS346", text, where=str(self.root), fix=fix)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the contents of a file of a store; a damaged or missing file is empty.
+
+    Raises MindSpeedError with MS518 for a file in the cache that other users could have written.
+    """
+    require_trusted(path.parent, path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_amount(value: object) -> bool:
+    """Return whether a value is a finite number that is not less than 0, as the seconds of anything are."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _are_measured(machine: Path) -> bool:
+    return any(any(_measurements(folder)) for folder in machine.iterdir() if folder.is_dir()) if machine.is_dir() else False
+
+
+def _measurements(folder: Path) -> Iterator[Measurement]:
+    """Yield the measurements in the folder of a model, without damaged files."""
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
+        with suppress(TypeError):
+            found = Measurement(**read_mapping(path))
+            if is_amount(found.seconds) and found.seconds:
+                yield found
 
 
 def telling(rows: Sequence[Configuration], count: int, machine: Machine) -> list[Configuration]:
@@ -154,6 +187,8 @@ def measure(
     """Run each configuration that the store does not have, until ``budget`` seconds are spent; tell progress and time left."""
     known = store.measurements()
     missing = [row for row in rows if row.key not in known]
+    if missing:
+        store.write({})
     start = time.monotonic()
     for number, row in enumerate(missing, 1):
         spent = time.monotonic() - start

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from mindspeed.files.cache_folder import make_private, require_trusted
 from mindspeed.job.arithmetic import BYTES
-from mindspeed.workbench.tuning.measure import digest
+from mindspeed.workbench.tuning.measure import Store, is_amount, read_mapping
 from mindspeed.workbench.tuning.time import Machine, nonnegative
 
 UNITS: Final = ("flops", "moved")
@@ -58,29 +55,17 @@ def _times(run: Callable[[], object], synchronize: Callable[[], Any]) -> Iterato
             yield time.perf_counter() - begin
 
 
-def _file(store: Path, facts: Mapping[str, str], dtype: str) -> Path:
-    return store / digest(facts) / f"products-{dtype}.json"
+def keep(store: Store, dtype: str, speeds: Mapping[str, float]) -> None:
+    """Write the speeds of this machine for later searches. Raises PlatformError with MS516."""
+    store.write({store.file_of_products(dtype): speeds})
 
 
-def keep(store: Path, facts: Mapping[str, str], dtype: str, speeds: Mapping[str, float]) -> None:
-    """Write the speeds of this machine for later searches."""
-    path = _file(store, facts, dtype)
-    make_private(path.parent)
-    path.write_text(json.dumps(speeds) + "\n", encoding="utf-8")
-
-
-def with_products(machine: Machine, store: Path, facts: Mapping[str, str], dtype: str) -> Machine:
+def with_products(machine: Machine, store: Store, dtype: str) -> Machine:
     """Return a machine with the speeds of products that were measured on this one, if there are any.
 
     Raises MindSpeedError with MS518 for a file that other users could have written.
     """
-    path = _file(store, facts, dtype)
-    if not path.is_file():
-        return machine
-    require_trusted(path.parent, path)
-    try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        measured = {unit: float(known[unit]) for unit in UNITS}
-    except (ValueError, KeyError, TypeError):  # damaged: as if it had not been measured
-        return machine
-    return replace(machine, seconds={**machine.seconds, **measured})
+    known = read_mapping(store.file_of_products(dtype))
+    measured = {unit: known[unit] for unit in UNITS if is_amount(known.get(unit))}
+    is_whole = len(measured) == len(UNITS) and any(measured.values())  # a fit may leave one of them 0
+    return replace(machine, seconds={**machine.seconds, **measured}) if is_whole else machine

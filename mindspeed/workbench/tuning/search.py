@@ -60,7 +60,7 @@ def key_of(sizes: Mapping[str, int], choice: Choice) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of a search; ``rows`` are the best ones by predicted time, those that fit first.
+    """Result of a search; ``rows`` are the best ones by predicted time: those that fit, or where none fits others.
 
     ``smallest`` has the fewest bytes. Neither time nor memory of the features ``not_modelled`` is predicted, and not the time
     of those ``not_timed``.
@@ -88,7 +88,7 @@ class Question:
 
 
 def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: Accepts, top: int = 20) -> Found:
-    """Enumerate, filter and score; ``top`` 0 gives all feasible ones."""
+    """Enumerate, filter and score; ``top`` 0 gives all that fit."""
     start = time.perf_counter()
     layouts = question.layouts
     feasibility = Feasibility(catalog, layouts, question.request, has_variant)
@@ -125,7 +125,6 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
         else:
             held[place] = np.inf
     fitting.sort(key=lambda row: row.predicted_seconds)
-    kept = [*fitting, *others][: top or None]
     least = int(held.argmin())
     fewest = (int(rows[least]), float(seconds[least]), int(held[least]))
     return Found(
@@ -133,7 +132,7 @@ def search(question: Question, catalog: Any, has_variant: HasVariant, accepts: A
         feasible=len(order),
         fitting=int((held <= question.device_bytes).sum()),
         seconds=spent,
-        rows=tuple(kept),
+        rows=tuple((fitting or others)[: top or None]),
         smallest=_row(scores, question.choices[numbers[least]], *fewest, False),
         not_modelled=scores.not_modelled,
         not_timed=scores.not_timed,

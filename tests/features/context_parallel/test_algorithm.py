@@ -95,7 +95,7 @@ def test_without_the_shape_of_attention_nothing_is_decided():
     assert [f"{problem.code} {problem.message} | {problem.fix_text}" for problem in problems] == [
         (
             "MS341 context-parallel.algorithm is auto, but the choice needs values that are not set: num_attention_heads, "
-            "num_query_groups, hidden_size, dtype | --num-attention-heads N --num-query-groups N --hidden-size N --dtype N, "
+            "num_query_groups, hidden_size, dtype | --num-attention-heads N --num-query-groups N --hidden-size N --dtype WORD, "
             f"or {', or '.join(f'--set context-parallel.algorithm={name}' for name in able)}"
         )
     ]

@@ -8,6 +8,9 @@ from click.testing import CliRunner
 
 from mindspeed.cli import main
 from mindspeed.workbench.tuning import products
+from mindspeed.workbench.tuning.measure import Store, machine_facts
+from mindspeed.workbench.tuning.products import with_products
+from mindspeed.workbench.tuning.time import DEFAULTS, Machine
 
 JOB = (
     *("--world-size", "1", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--vocab-size", "512"),
@@ -28,6 +31,9 @@ JOB = (
 )
 
 
+PLAIN = Machine(DEFAULTS["cpu"])
+
+
 def seconds(store: Path, *words: str) -> float:
     """Return the predicted seconds of the best layout."""
     result = CliRunner().invoke(main, ["tune", "--json", "--store", str(store), "--platform", "cpu", *JOB, *words])
@@ -43,8 +49,11 @@ def test_measured_speeds_are_kept_for_later_searches(tmp_path: Path, monkeypatch
     assumed, measured = seconds(tmp_path), seconds(tmp_path, "--measure-products")
     assert seconds(tmp_path) == measured != assumed
     (file,) = tmp_path.glob("*/products-bf16.json")
-    file.write_text(json.dumps({"flops": 1.0, "moved": 0.0}))
+    file.write_text(json.dumps({"flops": 1.0, "moved": 1.0}))
     assert seconds(tmp_path) > 1e6 * assumed
+    for text in ('{"flops": NaN, "moved": -1}', '{"flops": 0.0, "moved": 0.0}', '{"flops": 1.0}', "[1]", '{"flops": 1.'):
+        file.write_text(text)
+        assert with_products(PLAIN, Store(file.parent.parent, machine_facts("cpu"), {}), "bf16") == PLAIN
 
 
 def test_the_fit_gives_back_the_speeds_that_made_the_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ from mindspeed.job.world import FIELDS
 from mindspeed.memory_planner.layouts import LayoutPeaks
 from mindspeed.memory_planner.plans import peak_of
 from mindspeed.workbench.tuning import time as timing
-from mindspeed.workbench.tuning.job import make_search
+from mindspeed.workbench.tuning.job import SearchJob, make_search
 from mindspeed.workbench.tuning.layout_jobs import FixedRequest
 from mindspeed.workbench.tuning.measure import Measurement, Store, machine_facts, telling
+from mindspeed.workbench.tuning.products import keep
 from mindspeed.workbench.tuning.search import Found, Question, Resolved, key_of, search
 from mindspeed.workbench.tuning.space import SIZES, Choice, Layouts
 from tests.features.resolving import CATALOG
@@ -35,12 +36,17 @@ def found(layouts: Layouts, tried: list[Choice], top: int = 5, **question: Any) 
     return search(asked, CATALOG, everywhere, lambda choice, world: Resolved(), top)
 
 
-def test_rows_come_by_predicted_time_and_those_that_fit_first() -> None:
+def test_rows_come_by_predicted_time_and_those_that_do_not_fit_are_dropped() -> None:
     layouts, tried = space()
-    rows = found(layouts, tried[:20], 50, device_bytes=3e6).rows
-    keys = [(not row.fits, row.predicted_seconds) for row in rows]
-    assert keys == sorted(keys)
-    assert len({row.key for row in rows}) == len(rows)
+    every, some, none = (found(layouts, tried[:20], 50, device_bytes=limit).rows for limit in (np.inf, 1.6e6, 1.0))
+    for rows in (every, some, none):
+        seconds = [row.predicted_seconds for row in rows]
+        assert seconds == sorted(seconds)
+        assert len({row.key for row in rows}) == len(rows)
+    assert all(row.fits for row in some)
+    assert any(row.predicted_bytes > 1.6e6 for row in every)
+    assert none
+    assert not any(row.fits for row in none)
 
 
 def test_the_ranking_does_not_change_with_the_speed_of_the_machine() -> None:
@@ -110,6 +116,40 @@ def test_a_store_keeps_what_was_measured_and_knows_another_machine(tmp_path: Pat
     assert "torch is 2, was 1" in problem.message
 
 
+def test_a_store_that_cannot_be_written_is_reported_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("tuning.products.measured_products", "tuning.measure.run_job"):
+        monkeypatch.setattr(f"mindspeed.workbench.{name}", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for words in (("--measure-products",), ("--calibrate", "1")):
+        result = CliRunner().invoke(
+            main, ["tune", "--world-size", "2", "--platform", "cpu", *SMALL, *words, "--store", str(tmp_path / "file" / "x")]
+        )
+        assert result.exit_code == 3
+        assert "cannot be written: a part of its path is a file\n  fix: --store FOLDER with a writable folder" in result.output
+
+
+def test_folders_without_measurements_and_damaged_files_are_not_those_of_another_machine(tmp_path: Path) -> None:
+    one, two, empty = (Store(tmp_path, {"torch": version}, {}) for version in "123")
+    one.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    keep(two, "bf16", {"flops": 1e-12, "moved": 1e-12})
+    assert two.staleness() is not None  # its products are no measured steps
+    assert one.staleness() is None
+    two.put(Measurement("a", 1.5, {"step": 1.0}, 3))
+    for file in (one.machine / "machine", two.file_of("a")):
+        file.write_text(file.read_text()[:9])
+    assert empty.staleness() is None
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0, -1, "1", None])
+def test_a_measurement_without_seconds_is_damaged(seconds: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path, {}, {})
+    store.put(Measurement("a", seconds, {"step": 1.0}, 3))
+    assert store.measurements() == {}
+
+
 def run(*words: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(main, ["tune", "--world-size", "2", "--json", *words])
     return result.exit_code, json.loads(result.stdout)
@@ -141,18 +181,22 @@ def test_json_has_rows_with_job_files(tmp_path: Path) -> None:
         ),
         (
             ("--world-size", "7"),
-            (
-                "no layout of 7 ranks divides the 4 layers, the heads and the batch of this model, fix: use another "
-                "--world-size or --global-batch-size; mindspeed features check --tp N --pp N shows why a layout "
-                "of your choice does not work"
-            ),
+            r"data-parallel: global batch size 8 is not divisible by micro batch size x dp = 1 x 7, fix: "
+            r"--global-batch-size 14 \(a multiple of 1 x 7\)",
         ),
         (
             ("--calibrate", "90", "--tp", "2", "--micro-batch-size", "1"),
             r"--calibrate 90 needs 90 different configurations \(layout and features\) of 2 ranks, but only (\d+) are valid "
             r"and fit in device memory, fix: --calibrate \d+, or a larger --world-size",
         ),
-        (("--try", "ring-atention"), "the feature 'ring-atention' does not exist, fix: --try ring-attention"),
+        (("--try", "ring-atention"), r"the feature 'ring-atention' does not exist, fix: did you mean ring-attention .*\?"),
+        (("ring-atention",), r"the feature 'ring-atention' does not exist, fix: did you mean ring-attention .*\?"),
+        (("--dtype", "fp8"), "dtype is 'fp8', which is not one of fp32, bf16, fp16, fix: --dtype fp32"),
+        (("--dtype", "fp8", "--measure-products"), "dtype is 'fp8', which is not one of fp32, bf16, fp16, fix: --dtype fp32"),
+        (
+            ("--world-size", "-4"),
+            r"world_size is -4, which is less than 1 \(number of processes\), fix: --world-size 1 or more",
+        ),
     ],
 )
 def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
@@ -162,11 +206,78 @@ def test_what_cannot_be_is_a_problem_with_a_fix(words: tuple[str, ...], text: st
     assert re.fullmatch(text, f"{problem['message']}, fix: {problem['fix']}")
 
 
+def test_unknown_names_have_their_source_and_a_fix_wherever_they_are_given(tmp_path: Path) -> None:
+    _, requested = run("nosuch", "--store", str(tmp_path))
+    _, tried = run("--try", "nosuch", "--store", str(tmp_path))
+    assert requested == tried
+    assert requested["problems"][0]["where"] == "command line"
+    assert requested["problems"][0]["fix"] == "mindspeed features list shows every name"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--steps", "0"),
+        ("--calibrate", "-1"),
+        ("--top", "-1"),
+        ("--budget-seconds", "-5"),
+        ("--budget-seconds", "nan"),
+    ],
+)
+def test_a_number_outside_of_its_range_is_refused(words: tuple[str, str]) -> None:
+    result = CliRunner().invoke(main, ["tune", "--world-size", "2", *words])
+    assert result.exit_code == 2
+    assert f"{words[1]} is not in the range x>=" in result.output.replace("-5.0", "-5")
+
+
+def test_only_so_many_measured_rows_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(rows: Any, *_: Any) -> dict[str, Measurement]:
+        return {row.key: Measurement(row.key, 1.0 + row.predicted_bytes, row.work, 1) for row in rows}
+
+    def few(job: SearchJob, machine: timing.Machine, limit: float, top: int, count: Any) -> Found:
+        assert top == 0
+        return searched(job, machine, limit, 4, count)
+
+    searched = SearchJob.search
+    monkeypatch.setattr(SearchJob, "search", few)
+    monkeypatch.setattr("mindspeed.workbench.tuning.measure.measure", measured)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    status, data = run(*SMALL, "--mode", "black", "--top", "2", "--store", str(tmp_path))
+    assert status == 0
+    one, two = data["rows"]
+    assert one["measured_seconds"] <= two["measured_seconds"]
+
+
 @pytest.mark.parametrize("words", [("--tp", "2"), ("--world-size", "4", "--num-layers", "8"), ("--try", "ring-attention")])
 def test_what_can_be_has_rows(words: tuple[str, ...], tmp_path: Path) -> None:
     status, data = run(*words, "--top", "1", "--store", str(tmp_path))
     assert status == 0
     assert len(data["rows"]) == 1
+
+
+MIXED = ("--num-experts", "4", "--moe-layers", "2", *SMALL, "--top", "1")
+
+
+def test_a_model_of_dense_and_moe_layers_is_searched_but_not_built(tmp_path: Path) -> None:
+    store = ("--store", str(tmp_path / "store"))
+    seconds = {}
+    for layers in ("0", "2", "4"):
+        status, data = run(*MIXED, *store, "--moe-layers", layers)
+        assert status == 0
+        seconds[layers] = data["rows"][0]["predicted_seconds"], data["rows"][0]["predicted_bytes"]
+    assert seconds["0"] < seconds["2"] < seconds["4"]
+    for words in (("--output", str(tmp_path / "out")), ("--calibrate", "1"), ("--mode", "mixed"), ("--dry-run",)):
+        status, data = run(*MIXED, *store, *words)
+        assert status == 1
+        assert data["problems"][0]["message"] == "moe_layers is 2, but mindspeed pretrain does not build such a model"
+    status, data = run(*MIXED, *store, "--moe-layers", "0", "--dry-run")
+    assert (status, data["problems"][0]["message"][:15]) == (1, "moe_layers is 0")
+
+
+def test_what_every_layout_has_wrong_is_reported(tmp_path: Path) -> None:
+    status, data = run(*MIXED, "--moe-layers", "9", "--store", str(tmp_path))
+    (problem,) = data["problems"]
+    assert (status, problem["code"], problem["message"]) == (1, "MS302", "moe_layers is 9, but the model has 4 layers")
 
 
 def test_nothing_fits_says_what_is_missing_and_what_saves_most(tmp_path: Path) -> None:
