@@ -49,7 +49,11 @@ def built(**attributes: Any) -> dict[str, Any]:
 
 FACTS: Mapping[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "CUDA graphs": ({"cuda_graphs": True}, "--cuda-graph-impl local", built(cuda_graph_impl="local")),
-    "low precision": ({"low_precision": True}, "--fp8-format hybrid", built(fp8="hybrid", fp4=None)),
+    "low precision": (
+        {"low_precision": True, "low_precision_recipe": "delayed"},
+        "--fp8-format hybrid",
+        built(fp8="hybrid", fp4=None, fp8_recipe="delayed"),
+    ),
     "overlapped micro-batches": (
         {"overlapped_micro_batches": True},
         "--overlap-moe-expert-parallel-comm",
