@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from mindspeed import plugins as ms
 from mindspeed.files.tables import table_beside
-from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, PRECISION_AWARE
+from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, OFFLOADING, PRECISION_AWARE
 
 _HERE: Final = "mindspeed.platforms"
 _C10D: Final = "torch.distributed.distributed_c10d"
@@ -53,7 +53,7 @@ class CpuPlatform(ms.Feature[ms.FeatureArgs]):
         category=ms.Category.PLATFORM,
         level=0,
         platforms={"cpu"},
-        constraints=(norm_is_not_zero_centered, GRADIENTS_ARE_NOT_DEFERRED, GROUPED_EXPERTS, PRECISION_AWARE),
+        constraints=(norm_is_not_zero_centered, GRADIENTS_ARE_NOT_DEFERRED, GROUPED_EXPERTS, OFFLOADING, PRECISION_AWARE),
     )
 
     _prints_crashes = False

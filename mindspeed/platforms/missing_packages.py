@@ -34,3 +34,15 @@ PRECISION_AWARE: Final = ms.Condition.unset(
     (ms.Fix.give_field("precision_aware_optimizer", False),),
     _updates_on_the_device,
 )
+
+
+def _has_no_engine(args: Any, world: ms.World) -> bool:
+    return not world.is_set("engine_installed")
+
+
+OFFLOADING: Final = ms.Condition.unset(
+    "cpu_offloading",
+    "the offloading of activations needs Transformer Engine, which is not installed",
+    (ms.Fix.give_field("cpu_offloading", False),),
+    _has_no_engine,
+)

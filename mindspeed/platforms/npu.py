@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, PRECISION_AWARE
+from mindspeed.platforms.missing_packages import GROUPED_EXPERTS, OFFLOADING, PRECISION_AWARE
 from mindspeed.plugins import ArgOverride, Category, Feature, FeatureArgs, FeatureSpec, Field, Patch, Ref, Set, hookimpl
 
 
@@ -21,7 +21,7 @@ class NpuPlatform(Feature[NpuPlatformArgs]):
         category=Category.PLATFORM,
         level=0,
         platforms={"npu"},
-        constraints=(GROUPED_EXPERTS, PRECISION_AWARE),
+        constraints=(GROUPED_EXPERTS, OFFLOADING, PRECISION_AWARE),
     )
 
     @hookimpl

@@ -189,6 +189,17 @@ PAIRS += [
     ("copies-of-transformer-engine-in-the-norm", LATENT, f"{LATENT} --transformer-impl local"),
     ("lost-shards-of-legacy-checkpoints", f"{SHARDS} torch", f"{SHARDS} torch_dist"),
 ]
+SINKHORN = "--num-experts 8 --moe-router-load-balancing-type sinkhorn"
+SHARED = "--num-experts 8 --moe-shared-expert-intermediate-size 64"
+WEIGHED = "--num-experts 8 --moe-apply-probs-on-input --moe-router-topk"
+PREDICTED = "--mtp-num-layers 1 --recompute-granularity full --recompute-num-layers 2 --recompute-method"
+PAIRS += [
+    ("sinkhorn-with-an-auxiliary-loss", f"{SINKHORN} --moe-aux-loss-coeff 1e-2", SINKHORN),
+    ("shared-experts-with-biases", SHARED, f"{SHARED} --disable-bias-linear"),
+    ("weighed-inputs-of-several-experts", f"{WEIGHED} 2", f"{WEIGHED} 1"),
+    ("predictions-recomputed-in-groups", f"{PREDICTED} uniform", f"{PREDICTED} block"),
+    ("sparse-attention-with-an-l2-norm", f"{SPARSE} --qk-l2-norm", SPARSE),
+]
 CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
     ("auxiliary-losses-under-context-parallelism", "0.15.3", CONTEXT, {}, True),
