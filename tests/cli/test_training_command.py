@@ -73,6 +73,11 @@ def test_what_megatrons_parser_would_refuse_is_a_problem(words, message):
     assert problem["fix"]
 
 
+def test_a_switch_that_is_on_by_default_and_has_no_option_is_removed():
+    (problem,) = problems_of("--", "pretrain_gpt.py", *SIZES.split(), "--apply-rope-fusion")
+    assert problem["fix"] == "remove --apply-rope-fusion: it is on by default"
+
+
 def test_an_empty_word_is_shown_as_it_is_typed(tmp_path):
     script = tmp_path / "pretrain.sh"
     script.write_text(f'python pretrain_gpt.py {SIZES} --swiglu "$NONE" --train-samples 8 --lr 1 "$NONE"\n')

@@ -177,7 +177,11 @@ def _refusal(option: str, values: list[str], known: Surface) -> Problem | None:
     if argument is None:
         near = get_close_matches(option, known.by_option, 2, 0.8)
         text = f"{option} is not an option of Megatron-LM {known.version} or mindspeed"
-        fix = Fix.advise(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
+        switched_off = known.by_dest.get(option.removeprefix("--").replace("-", "_"), ())
+        if any(other.default is True and not other.takes_value for other in switched_off):
+            fix = Fix.advise(f"remove {option}: it is on by default")
+        else:
+            fix = Fix.advise(f"use {' or '.join(near)}" if near else f"remove {option}, unless the script registers it")
         return Problem("MS114", text, where=COMMAND_LINE, fix=fix, facts=(fact,))
     if wrong := _wrong_value(argument, values):
         return Problem("MS114", f"{option} {wrong[0]}", where=COMMAND_LINE, fix=Fix.advise(wrong[1]), facts=(fact,))
