@@ -45,6 +45,6 @@ def test_a_plan_that_another_file_contradicts_stops_before_the_model_is_built(ch
     without_size = [flag for flag in flags if flag not in ("--ffn-hidden-size", "96")]
     run = checkout.adapted(1, *without_size, "--mindspeed-config", "job.yaml")
     assert run.status != 0
-    assert "MS306 the plan was made for ffn_hidden_size=128, but Megatron's ffn_hidden_size makes it 96\n" in run.log
+    assert "MS306 the plan was made for ffn_hidden_size=128, but Megatron's argument ffn_hidden_size gives 96\n" in run.log
     assert "Traceback" not in run.log.partition("torch/distributed/elastic")[0]
     assert "building GPT model" not in run.log
