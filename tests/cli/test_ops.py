@@ -4,6 +4,9 @@ import json
 import re
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -247,13 +250,80 @@ def test_an_operator_that_fails_while_it_is_measured_is_a_problem(cache, mindspe
     assert (done.exit_code, done.stderr.partition(": ")[0]) == (3, "MS512 the C++ operators cannot be measured")
 
 
-def test_times_of_another_processor_say_nothing(cache, monkeypatch):
+LEFT = Speed("npu_gmm", "bf16", 2.0, 1.0, 1.0, "mm of each expert")
+"""Times of an operator that leaves its products to torch and loses nothing by it."""
+
+
+def test_processors_of_two_models_that_share_a_cache_keep_their_times(cache, monkeypatch):
     built = pretend_built(cache)
-    speeds.write(built.library, (Speed("npu_gmm", "bf16", 2.0, 1.0, 1.0, "mm of each expert"),))
-    (known,) = speeds.read(built.library)
-    assert (known.leaves_to_library, known.loses) == (True, False)
-    monkeypatch.setattr(speeds, "processor_model", lambda: "another one")
-    assert speeds.read(built.library) == ()
+    speeds.write(built.library, (LEFT,))
+    assert (LEFT.leaves_to_library, LEFT.loses) == (True, False)
+    with monkeypatch.context() as another:
+        another.setattr(speeds, "processor_model", lambda: "another one")
+        assert speeds.read(built.library) == ()
+        speeds.write(built.library, (replace(LEFT, kernel=1.0),))
+    assert speeds.read(built.library) == (LEFT,)
+    assert {file.stat().st_mode & 0o777 for file in built.library.parent.glob("*.speeds")} == {0o600}
+
+
+DAMAGED = [
+    *({key: value} for key in ("kernel", "library", "without") for value in (0.0, -1.0, float("nan"), float("inf"), "1", True)),
+    *({"kernel": None}, {"without": None}, {"dtype": "fp16"}, {"op": "none"}, {"op": []}, {"peer": None}, {"more": 1}),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED, ids=str)
+def test_a_damaged_row_of_times_counts_as_none(change, cache):
+    library = pretend_built(cache).library
+    speeds.write(library, (LEFT,))
+    (file,) = library.parent.glob("*.speeds")
+    row = json.loads(file.read_text())[0]
+    file.write_text(json.dumps([row | change, row, None, "row"]))
+    assert speeds.read(library) == (LEFT,)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"1", b"null", b'{"speeds": []}'])
+def test_a_damaged_file_of_times_counts_as_none(content, cache):
+    library = pretend_built(cache).library
+    speeds.write(library, ())
+    (file,) = library.parent.glob("*.speeds")
+    file.write_bytes(content)
+    assert speeds.read(library) == ()
+
+
+EVERY = tuple(Speed("swiglu", dtype, 1.0, None, 2.0, "silu and a product") for dtype in speeds.DTYPES)
+
+
+def test_builds_at_the_same_time_measure_once_and_never_together(cache, monkeypatch):
+    built = pretend_built(cache, operators=["swiglu"])
+    speeds.write(built.library, EVERY[:1])  # a type is missing, so this is no measurement to reuse
+    running, most = [], []
+
+    def probe(library):
+        running.append(library)
+        time.sleep(0.05)
+        most.append(len(running))
+        running.pop()
+        return EVERY
+
+    monkeypatch.setattr(building, "_measure", probe)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: building.measured(built, print), range(3))) == [EVERY] * 3
+        assert most == [1]
+        assert list(pool.map(lambda _: building.measured(built, print, again=True), range(3))) == [EVERY] * 3
+    assert most == [1] * 4
+
+
+def test_times_that_cannot_be_stored_are_said_before_they_are_measured(cache, mindspeed, monkeypatch):
+    built = replace(pretend_built(cache, operators=["swiglu"]), library=Path("/proc/no/such/lib.so"))
+    monkeypatch.setattr(building, "build", lambda *_: (built, False))
+    monkeypatch.setattr(building, "_measure", lambda built: pytest.fail("it was measured"))
+    message = "MS514 the folder of built operators is not writable: No such file or directory"
+    done = mindspeed("ops", "build")
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()[0]) == (3, "", message)
+    done = mindspeed("ops", "build", "--optional")
+    text = "1 C++ operators are already built: /proc/no/such/lib.so\n"
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()[0]) == (0, text, message)
 
 
 def planned(mindspeed, *arguments):
