@@ -64,10 +64,15 @@ class Speed:
         return self.ratio < EQUAL
 
     @property
+    def comparison(self) -> str:
+        """The ratio as a sentence."""
+        return f"{self.op} has {self.ratio:.2f} times the speed of {self.peer} in {self.dtype} on this processor"
+
+    @property
     def verdict(self) -> str:
         """The consequence of the times as a sentence; '' where the kernel wins."""
         if self.loses:
-            return f"{self.op} has {self.ratio:.2f} of the speed of {self.peer} in {self.dtype} on this processor"
+            return self.comparison
         return f"{self.op} runs products of torch in {self.dtype}, which are faster here" if self.leaves_to_library else ""
 
 

@@ -224,15 +224,56 @@ def test_level_one_leaves_operators_out_that_run_their_reference_on_request(cach
 def test_level_one_leaves_out_what_torch_beats_on_this_processor(without, added, cache, mindspeed, monkeypatch):
     monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
     built = pretend_built(cache, operators=["swiglu"])
-    speeds.write(built.library, (Speed("swiglu", "bf16", 1.0, None, without, "silu and a product"),))
+    times = (
+        Speed("swiglu", dtype, 1.0, None, time, "silu and a product") for dtype, time in (("bf16", without), ("fp32", 2.0))
+    )
+    speeds.write(built.library, tuple(times))
     level_one = [argument for argument in PLAN if argument != "swiglu"]
     plan = planned(mindspeed, *level_one, "--dtype", "bf16")
     assert ("swiglu" in [feature["name"] for feature in plan["features"]]) is added
-    text = "swiglu has 0.50 of the speed of silu and a product in bf16 on this processor"
+    text = "swiglu has 0.50 times the speed of silu and a product in bf16 on this processor"
     assert ([row["text"] for row in plan["rows"] if row["feature"] == "swiglu"] == [text]) is not added
     asked = planned(mindspeed, *PLAN, "--dtype", "bf16")
     assert ({"kind": "note", "feature": "swiglu", "text": text} in asked["rows"]) is not added
     assert "swiglu" in [feature["name"] for feature in planned(mindspeed, *level_one, "--dtype", "fp32")["features"]]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "dtype", "text"),
+    [
+        ((0.5, 0.5), None, "{bf16}; {fp32}"),
+        ((0.5, 0.5), "fp16", "{bf16}; {fp32}"),
+        ((0.5, 2.0), None, "{bf16}; it depends on --dtype, which is not set"),
+        ((0.5, 2.0), "fp16", "{bf16}; it was not measured in fp16"),
+        ((0.5, 2.0), "bf16", "{bf16}"),
+    ],
+)
+def test_level_one_leaves_out_what_may_lose_in_the_data_type_of_the_job(ratios, dtype, text, cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    times = measured_times(*ratios)
+    speeds.write(pretend_built(cache, operators=["swiglu"]).library, times)
+    given = ["--dtype", dtype] if dtype else []
+    plan = planned(mindspeed, *(argument for argument in PLAN if argument != "swiglu"), *given)
+    expected = text.format_map({speed.dtype: speed.comparison for speed in times})
+    assert "swiglu" not in [feature["name"] for feature in plan["features"]]
+    assert [(row["kind"], row["text"]) for row in plan["rows"] if row["feature"] == "swiglu"] == [("left-out", expected)]
+    assert {"kind": "note", "feature": "swiglu", "text": expected} in planned(mindspeed, *PLAN, *given)["rows"]
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [("fp32", ["fp32"]), ("fp16", ["bf16", "fp32"]), (None, ["bf16", "fp32"])])
+def test_the_reason_of_a_feature_of_level_one_has_its_measured_ratio(dtype, measured, cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    times = measured_times(3.0, 2.0)
+    speeds.write(pretend_built(cache, operators=["swiglu"]).library, times)
+    level_one = [*(argument for argument in PLAN if argument != "swiglu"), *(["--dtype", dtype] if dtype else [])]
+    ratios = "; ".join(speed.comparison for speed in times if speed.dtype in measured)
+    assert f"because  switched on by optimization level 1; {ratios}\n" in mindspeed(*level_one, "--all").stdout
+
+
+def measured_times(*ratios):
+    return tuple(
+        Speed("swiglu", dtype, 1.0, None, ratio, "a product") for dtype, ratio in zip(speeds.DTYPES, ratios, strict=True)
+    )
 
 
 def test_the_table_has_the_measured_speeds(cache, mindspeed):
@@ -241,6 +282,19 @@ def test_the_table_has_the_measured_speeds(cache, mindspeed):
     speeds.write(built.library, tuple(measured))
     row = mindspeed("ops", "list", "--platform", "cpu").stdout.splitlines()[-1]
     assert row.split(maxsplit=3) == ["swiglu", "C++", "C++", "bf16 3.4x, fp32 2.4x"]
+
+
+def test_the_table_and_the_facts_of_a_rank_have_whose_products_run(cache, listed, monkeypatch):
+    left = tuple(replace(speed, library=0.5) for speed in measured_times(3.0, 0.2))
+    library = pretend_built(cache, operators=["swiglu"]).library
+    speeds.write(library, measured_times(3.0, 3.0))
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "C++"}
+    speeds.write(library, left)
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "C++, torch's products in bf16 and fp32"}
+    why = f"swiglu runs products of torch in bf16, which are faster here; {left[1].comparison}"
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "C++", why)
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "reference"}
 
 
 def test_an_operator_that_fails_while_it_is_measured_is_a_problem(cache, mindspeed, monkeypatch):
@@ -344,4 +398,4 @@ def test_a_planted_slow_kernel_is_measured_and_left_out_of_level_one_with_its_ra
     assert "swiglu" not in [feature["name"] for feature in plan["features"]]
     (row,) = [row for row in plan["rows"] if row["feature"] == "swiglu"]
     assert row["kind"] == "left-out"
-    assert re.fullmatch(r"swiglu has 0\.2\d of the speed of silu and a product in bf16 on this processor", row["text"])
+    assert re.fullmatch(r"swiglu has 0\.2\d times the speed of silu and a product in bf16 on this processor", row["text"])
