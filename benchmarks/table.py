@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from mindspeed.ops.speeds import processor_model
+from mindspeed.ops.instruction_sets import processor_model
 
 _UNITS: Final = {"s": 1.0, "ms": 1e3}
 _T = TypeVar("_T")
@@ -118,7 +118,7 @@ def middle(spent: Sequence[Spent]) -> Spent:
 
 def machine() -> str:
     """Processors and Python version; never a host name."""
-    return f"{os.cpu_count()} cores of {processor_model() or platform.machine()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} cores of {processor_model()}, Python {platform.python_version()}"
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -24,7 +24,7 @@ from mindspeed.engine.planning.plan import ActivationPlan, plan_from_json
 from mindspeed.engine.resolution.environment import Environment, engine_installed, installed_version
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.engine.resolution.request import Layer, layer_from_call, layer_from_environment
-from mindspeed.engine.resolution.resolution_state import HasVariant, Slower, Suggestions, never_slower
+from mindspeed.engine.resolution.resolution_state import HasVariant, Measurements, Suggestions, nothing_measured
 from mindspeed.engine.resolution.resolver import resolve as resolve_names
 from mindspeed.engine.runtime import rendezvous, session, uncaught
 from mindspeed.engine.runtime.effects import EffectReport
@@ -144,11 +144,11 @@ def _resolve(
 
     layers = [*layers, disabled_layer()]
     runs: HasVariant | None = None
-    slower: Slower = never_slower
+    measurements: Measurements = nothing_measured
     if environment.source == "probed":
-        from mindspeed.ops.availability import build_obstacle, losses, running
+        from mindspeed.ops.availability import build_obstacle, measured, running
 
-        runs, slower = running(environment.platform), losses(environment.platform)
+        runs, measurements = running(environment.platform), measured(environment.platform)
         if obstacle := build_obstacle(environment.platform):
             text = f"the C++ operators are not built, so operators use their plain-torch references; {obstacle}"
             layers.append(Layer("cache", notes=(PlanNote("warning", CACHE_VARIABLE, text),)))
@@ -156,7 +156,7 @@ def _resolve(
         text = f"{', '.join(absent)}: no distribution with features has that name"
         layers.append(Layer("plugins", notes=(PlanNote("warning", PLUGINS_VARIABLE, text),)))
     framework = Framework(base_features(environment.platform), _hook_patches, check_overrides, frozenset(OF_TRAINING))
-    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs, suggestions, slower)
+    resolution = resolve_names(layers, known, environment, framework.base, has_variant, runs, suggestions, measurements)
     if resolution.problems:
         raise ResolutionError(resolution.problems)
     try:

@@ -40,7 +40,7 @@ def list_(platform: str | None) -> None:
 
 @ops.command()
 @click.option("--force", is_flag=True, help="Compile again even if already built")
-@click.option("--optional", is_flag=True, help="Succeed with a message on a machine without a C++ compiler")
+@click.option("--optional", is_flag=True, help="Succeed with a message if no C++ compiler exists or times cannot be stored")
 @click.option("--verbose", is_flag=True, help="Show which sources are compiled and how long each takes")
 @json_option
 def build(force: bool, optional: bool, verbose: bool) -> None:
@@ -66,14 +66,22 @@ def build(force: bool, optional: bool, verbose: bool) -> None:
         elif " compiled in " in line:
             click.echo(f"  {line.partition(chr(10))[0]}", err=True)
 
+    def forgive(error: PlatformError, code: str) -> None:
+        """Print the problem of an error with --optional, if it is this one; else raise the error."""
+        if not optional or {problem.code for problem in error.problems} != {code}:
+            raise error
+        print_problems(error.problems)
+
     try:
         built, compiled = building.build(report, force, SOURCES)
     except PlatformError as error:
-        if not (optional and {problem.code for problem in error.problems} == {"MS510"}):
-            raise
-        print_problems(error.problems)
+        forgive(error, "MS510")
         return
-    speeds = building.measured(built, again=force)
+    try:
+        speeds = building.measured(built, report, again=force)
+    except PlatformError as error:
+        forgive(error, "MS514")
+        speeds = ()
     how = f"built in {built.seconds:.0f} s" if compiled else "are already built"
     lines = [f"{len(built.operators)} C++ operators {how}: {built.library}"]
     if verbose:

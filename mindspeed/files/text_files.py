@@ -11,10 +11,15 @@ from mindspeed.files.cache_folder import make_private
 from mindspeed.problems import PlatformError, Problem, advice
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader finds it complete, whenever the writing process ends. Raises OSError."""
+def replace_text(path: Path, text: str, private: bool = False) -> None:
+    """Write a file so that a reader finds it complete, whenever the writing process ends. Raises OSError.
+
+    ``private``: only this user can read and write it.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     draft.write_text(text, encoding="utf-8")
+    if private:
+        draft.chmod(0o600)
     os.replace(draft, path)
 
 

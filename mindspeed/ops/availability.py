@@ -118,21 +118,15 @@ def running(platform: str) -> Callable[[str, str], bool]:
     return runs
 
 
-def losses(platform: str) -> Callable[[str, str], str]:
-    """``(op, dtype) -> reason``: why an operator loses to torch on this machine, '' where it wins or was not measured."""
-    machine = _Machine(platform)
-
-    def lost(op: str, dtype: str) -> str:
-        return next((speed.verdict for speed in machine.speeds if speed.loses and (speed.op, speed.dtype) == (op, dtype)), "")
-
-    return lost
+def measured(platform: str) -> Callable[[str], tuple[Speed, ...]]:
+    """``op -> times``: what was measured of an operator on this machine, in each type. Looked up once, on first use."""
+    return _Machine(platform).speeds_of
 
 
 def kinds(ops: Iterable[str], platform: str) -> dict[str, str]:
     """Map these operators to the variants that run on this machine; nothing where it cannot run a job of that platform."""
     machine = _Machine(platform)
-    best = {op: variant(op, platform) for op in sorted(ops)} if machine.can_run else {}
-    return {op: kind if kind == REFERENCE or machine.runs(op) else REFERENCE for op, kind in best.items()}
+    return {op: machine.kind(op) for op in sorted(ops)} if machine.can_run else {}
 
 
 def build_obstacle(platform: str) -> str:
@@ -158,8 +152,9 @@ def _standing(op: str, machine: _Machine) -> VariantStatus:
     if best == REFERENCE:
         return VariantStatus(op, machine.platform, best, otherwise, reason(op, machine.platform))
     if machine.is_here and machine.runs(op):
-        measured = tuple(speed for speed in machine.speeds if speed.op == op)
-        return VariantStatus(op, machine.platform, best, best, "", speeds=measured)
+        speeds = machine.speeds_of(op)
+        why = "; ".join(words for speed in speeds if (words := speed.verdict))
+        return VariantStatus(op, machine.platform, best, best, why, speeds=speeds)
     return VariantStatus(op, machine.platform, best, otherwise, *machine.obstacle(op))
 
 
@@ -182,6 +177,18 @@ class _Machine:
             return False
         kind = variant(op, self.platform)
         return op in self.built if kind == CPP else kind not in _PACKAGES or find_spec(_PACKAGES[kind]) is not None
+
+    def kind(self, op: str) -> str:
+        """Return the variant of an operator that runs, and the types in which it leaves its products to torch."""
+        best = variant(op, self.platform)
+        if best == REFERENCE or not self.runs(op):
+            return REFERENCE
+        types = " and ".join(speed.dtype for speed in self.speeds_of(op) if speed.leaves_to_library)
+        return f"{best}, torch's products in {types}" if types else best
+
+    def speeds_of(self, op: str) -> tuple[Speed, ...]:
+        """Return the times of an operator on this processor."""
+        return tuple(speed for speed in self.speeds if speed.op == op)
 
     def obstacle(self, op: str) -> tuple[str, str]:
         """Return the reason why it does not, and the command that mends it, if there is one."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from mindspeed.files.cache_folder import cache_folder, distrust, untrusted
 from mindspeed.files.tables import table_beside
+from mindspeed.files.text_files import replace_text
 from mindspeed.ops.instruction_sets import SETS, instructions
 from mindspeed.ops.variants import SOURCES, digest, sources_digest
 from mindspeed.problems import Problem
@@ -117,11 +118,8 @@ def record_of(library: Path) -> Path:
 
 def write_record(built: Built) -> None:
     """Make the library one that is found: this is the last step of a build, and atomic."""
-    record = record_of(built.library)
-    draft = record.with_suffix(f".{os.getpid()}.draft")
-    draft.write_text(json.dumps(built.to_json() | {"library": built.library.name}, indent=2) + "\n", encoding="utf-8")
-    draft.chmod(0o600)
-    os.replace(draft, record)
+    text = json.dumps(built.to_json() | {"library": built.library.name}, indent=2) + "\n"
+    replace_text(record_of(built.library), text, private=True)
 
 
 def read(record: Path) -> Built | None:

@@ -83,31 +83,40 @@ def build(say: Say, force: bool = False, sources: Path = SOURCES, cache: Path | 
         raise PlatformError([_no_compiler()])
     library = build_cache.place(key, compiler.version, cache)
     job = _Job(key, sources, compiler, library, build_cache.objects(cache), say, force)
-    try:
+    with _writable(library.parent):
         make_private(library.parent)
         make_private(job.objects)
         _require_trust(job)
-        with _lock(job):
+        with _lock(library, say):
             # whoever was waited for may have built it
             done = _already(key, compiler, force, cache)
             return (done, False) if done is not None else (_make(job), True)
-    except OSError as error:
-        if error.errno not in _UNWRITABLE:
-            raise
-        text = f"the folder of built operators is not writable: {error.strerror}"
-        fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
-        raise PlatformError([Problem("MS514", text, where=str(library.parent), fix=advice(fix))]) from error
 
 
-def measured(built: Built, again: bool = False) -> tuple[Speed, ...]:
-    """The times of a library's operators on this processor, measured now in a separate process unless they are known.
+def measured(built: Built, say: Say, again: bool = False) -> tuple[Speed, ...]:
+    """Return the times of a library's operators on this processor; they are measured now unless all of them are known.
 
-    Raises PlatformError: MS512 when an operator fails.
+    Raises PlatformError: MS512 when an operator fails, MS514 when the cache cannot be written.
     """
-    if not set(built.operators).intersection(MEASURED):
-        return ()
-    if (known := speeds.read(built.library)) and not again:
+    if (known := _known(built, again)) is not None:
         return known
+    with _writable(built.library.parent), _lock(built.library, say):
+        if (known := _known(built, again)) is not None:  # the process that held the lock has measured
+            return known
+        rows = _measure(built)
+        speeds.write(built.library, rows)
+        return rows
+
+
+def _known(built: Built, again: bool) -> tuple[Speed, ...] | None:
+    """Return the stored times of a library, or None where one of them is missing or all are measured again."""
+    needed = {(op, dtype) for op in built.operators if op in MEASURED for dtype in speeds.DTYPES}
+    known = () if again else speeds.read(built.library)
+    return known if needed.issubset((speed.op, speed.dtype) for speed in known) else None
+
+
+def _measure(built: Built) -> tuple[Speed, ...]:
+    """Measure a library's operators in a separate process. Called with the lock held: others would change the times."""
     environ = {name: value for name, value in os.environ.items() if name != "MINDSPEED_OPS"}
     command = [sys.executable, "-m", "mindspeed.ops.measuring"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
@@ -116,9 +125,20 @@ def measured(built: Built, again: bool = False) -> tuple[Speed, ...]:
         text = f"the C++ operators cannot be measured: {last}"
         fix = advice("mindspeed ops build --force compiles them again; MINDSPEED_OPS=reference trains without them")
         raise PlatformError([Problem("MS512", text, where=str(built.library), fix=fix)])
-    rows = tuple(Speed(**row) for row in json.loads(done.stdout.splitlines()[-1]))
-    speeds.write(built.library, rows)
-    return rows
+    return tuple(Speed(**row) for row in json.loads(done.stdout.splitlines()[-1]))
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """Raise MS514 where the folder of a library cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        text = f"the folder of built operators is not writable: {error.strerror}"
+        fix = "MINDSPEED_CACHE=FOLDER mindspeed ops build, and set the same variable for training"
+        raise PlatformError([Problem("MS514", text, where=str(folder), fix=advice(fix))]) from error
 
 
 def _require_trust(job: _Job) -> None:
@@ -221,17 +241,17 @@ def _require(job: _Job, outcomes: Mapping[str, CompilerResult], what: str) -> No
 
 
 @contextmanager
-def _lock(job: _Job) -> Iterator[None]:
-    """Hold the lock of this library; while another process does, say who that is."""
-    lock = FileLock(job.library.with_suffix(".lock"))
-    holder = job.library.with_suffix(".holder")
+def _lock(library: Path, say: Say) -> Iterator[None]:
+    """Hold the lock of this library; while another process does, report which one."""
+    lock = FileLock(library.with_suffix(".lock"))
+    holder = library.with_suffix(".holder")
     reported = ""
     while not lock.is_locked:
         try:
             lock.acquire(timeout=POLL, poll_interval=POLL / 5)
         except Timeout:
             if (who := _holder(holder)) != reported:
-                job.say(f"waiting for {who}")
+                say(f"waiting for {who}")
                 reported = who
     try:
         mine = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.strftime("%Y-%m-%d %H:%M:%S")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from functools import lru_cache
 from typing import Final
 
@@ -28,9 +29,19 @@ def missing(source: str) -> str:
 @lru_cache(maxsize=1)
 def instructions() -> frozenset[str]:
     """The instruction set of the first processor; reading all of /proc/cpuinfo takes long on large machines."""
+    return frozenset(_of_processor("flags", "Features").split())
+
+
+def processor_model() -> str:
+    """Return the name of the first processor as the kernel gives it, or the architecture where it gives none."""
+    return _of_processor("model name", "CPU part") or platform.machine()
+
+
+def _of_processor(*keys: str) -> str:
+    """Return the first value of one of these keys in /proc/cpuinfo, or ''."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            line = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            line = next((line for line in lines if line.startswith(keys)), "")
     except OSError:
         line = ""
-    return frozenset(line.partition(":")[2].split())
+    return line.partition(":")[2].strip()

@@ -12,8 +12,8 @@ from mindspeed.ops.build_cache import Built
 from mindspeed.ops.variants import native_variants, reference_only
 from mindspeed.problems import Fix, Problem, advice
 
-DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""Types that speeds are measured in."""
+DTYPES: Final = dict(zip(speeds.DTYPES, (torch.bfloat16, torch.float32), strict=True))
+"""Types that operators are measured in."""
 BUILD: Final = "mindspeed ops build"
 
 _loaded: Built | None = None

@@ -4,6 +4,9 @@ import json
 import re
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -221,15 +224,56 @@ def test_level_one_leaves_operators_out_that_run_their_reference_on_request(cach
 def test_level_one_leaves_out_what_torch_beats_on_this_processor(without, added, cache, mindspeed, monkeypatch):
     monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
     built = pretend_built(cache, operators=["swiglu"])
-    speeds.write(built.library, (Speed("swiglu", "bf16", 1.0, None, without, "silu and a product"),))
+    times = (
+        Speed("swiglu", dtype, 1.0, None, time, "silu and a product") for dtype, time in (("bf16", without), ("fp32", 2.0))
+    )
+    speeds.write(built.library, tuple(times))
     level_one = [argument for argument in PLAN if argument != "swiglu"]
     plan = planned(mindspeed, *level_one, "--dtype", "bf16")
     assert ("swiglu" in [feature["name"] for feature in plan["features"]]) is added
-    text = "swiglu has 0.50 of the speed of silu and a product in bf16 on this processor"
+    text = "swiglu has 0.50 times the speed of silu and a product in bf16 on this processor"
     assert ([row["text"] for row in plan["rows"] if row["feature"] == "swiglu"] == [text]) is not added
     asked = planned(mindspeed, *PLAN, "--dtype", "bf16")
     assert ({"kind": "note", "feature": "swiglu", "text": text} in asked["rows"]) is not added
     assert "swiglu" in [feature["name"] for feature in planned(mindspeed, *level_one, "--dtype", "fp32")["features"]]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "dtype", "text"),
+    [
+        ((0.5, 0.5), None, "{bf16}; {fp32}"),
+        ((0.5, 0.5), "fp16", "{bf16}; {fp32}"),
+        ((0.5, 2.0), None, "{bf16}; it depends on --dtype, which is not set"),
+        ((0.5, 2.0), "fp16", "{bf16}; it was not measured in fp16"),
+        ((0.5, 2.0), "bf16", "{bf16}"),
+    ],
+)
+def test_level_one_leaves_out_what_may_lose_in_the_data_type_of_the_job(ratios, dtype, text, cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    times = measured_times(*ratios)
+    speeds.write(pretend_built(cache, operators=["swiglu"]).library, times)
+    given = ["--dtype", dtype] if dtype else []
+    plan = planned(mindspeed, *(argument for argument in PLAN if argument != "swiglu"), *given)
+    expected = text.format_map({speed.dtype: speed.comparison for speed in times})
+    assert "swiglu" not in [feature["name"] for feature in plan["features"]]
+    assert [(row["kind"], row["text"]) for row in plan["rows"] if row["feature"] == "swiglu"] == [("left-out", expected)]
+    assert {"kind": "note", "feature": "swiglu", "text": expected} in planned(mindspeed, *PLAN, *given)["rows"]
+
+
+@pytest.mark.parametrize(("dtype", "measured"), [("fp32", ["fp32"]), ("fp16", ["bf16", "fp32"]), (None, ["bf16", "fp32"])])
+def test_the_reason_of_a_feature_of_level_one_has_its_measured_ratio(dtype, measured, cache, mindspeed, monkeypatch):
+    monkeypatch.setattr("mindspeed.ops.variants.variants", lambda platform: {"swiglu"})
+    times = measured_times(3.0, 2.0)
+    speeds.write(pretend_built(cache, operators=["swiglu"]).library, times)
+    level_one = [*(argument for argument in PLAN if argument != "swiglu"), *(["--dtype", dtype] if dtype else [])]
+    ratios = "; ".join(speed.comparison for speed in times if speed.dtype in measured)
+    assert f"because  switched on by optimization level 1; {ratios}\n" in mindspeed(*level_one, "--all").stdout
+
+
+def measured_times(*ratios):
+    return tuple(
+        Speed("swiglu", dtype, 1.0, None, ratio, "a product") for dtype, ratio in zip(speeds.DTYPES, ratios, strict=True)
+    )
 
 
 def test_the_table_has_the_measured_speeds(cache, mindspeed):
@@ -240,6 +284,19 @@ def test_the_table_has_the_measured_speeds(cache, mindspeed):
     assert row.split(maxsplit=3) == ["swiglu", "C++", "C++", "bf16 3.4x, fp32 2.4x"]
 
 
+def test_the_table_and_the_facts_of_a_rank_have_whose_products_run(cache, listed, monkeypatch):
+    left = tuple(replace(speed, library=0.5) for speed in measured_times(3.0, 0.2))
+    library = pretend_built(cache, operators=["swiglu"]).library
+    speeds.write(library, measured_times(3.0, 3.0))
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "C++"}
+    speeds.write(library, left)
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "C++, torch's products in bf16 and fp32"}
+    why = f"swiglu runs products of torch in bf16, which are faster here; {left[1].comparison}"
+    assert listed("swiglu", "--platform", "cpu") == ("C++", "C++", why)
+    monkeypatch.setenv("MINDSPEED_OPS", "reference")
+    assert availability.kinds(["swiglu"], "cpu") == {"swiglu": "reference"}
+
+
 def test_an_operator_that_fails_while_it_is_measured_is_a_problem(cache, mindspeed, monkeypatch):
     built = pretend_built(cache)
     monkeypatch.setattr(building, "build", lambda *_: (built, False))
@@ -247,13 +304,80 @@ def test_an_operator_that_fails_while_it_is_measured_is_a_problem(cache, mindspe
     assert (done.exit_code, done.stderr.partition(": ")[0]) == (3, "MS512 the C++ operators cannot be measured")
 
 
-def test_times_of_another_processor_say_nothing(cache, monkeypatch):
+LEFT = Speed("npu_gmm", "bf16", 2.0, 1.0, 1.0, "mm of each expert")
+"""Times of an operator that leaves its products to torch and loses nothing by it."""
+
+
+def test_processors_of_two_models_that_share_a_cache_keep_their_times(cache, monkeypatch):
     built = pretend_built(cache)
-    speeds.write(built.library, (Speed("npu_gmm", "bf16", 2.0, 1.0, 1.0, "mm of each expert"),))
-    (known,) = speeds.read(built.library)
-    assert (known.leaves_to_library, known.loses) == (True, False)
-    monkeypatch.setattr(speeds, "processor_model", lambda: "another one")
-    assert speeds.read(built.library) == ()
+    speeds.write(built.library, (LEFT,))
+    assert (LEFT.leaves_to_library, LEFT.loses) == (True, False)
+    with monkeypatch.context() as another:
+        another.setattr(speeds, "processor_model", lambda: "another one")
+        assert speeds.read(built.library) == ()
+        speeds.write(built.library, (replace(LEFT, kernel=1.0),))
+    assert speeds.read(built.library) == (LEFT,)
+    assert {file.stat().st_mode & 0o777 for file in built.library.parent.glob("*.speeds")} == {0o600}
+
+
+DAMAGED = [
+    *({key: value} for key in ("kernel", "library", "without") for value in (0.0, -1.0, float("nan"), float("inf"), "1", True)),
+    *({"kernel": None}, {"without": None}, {"dtype": "fp16"}, {"op": "none"}, {"op": []}, {"peer": None}, {"more": 1}),
+]
+
+
+@pytest.mark.parametrize("change", DAMAGED, ids=str)
+def test_a_damaged_row_of_times_counts_as_none(change, cache):
+    library = pretend_built(cache).library
+    speeds.write(library, (LEFT,))
+    (file,) = library.parent.glob("*.speeds")
+    row = json.loads(file.read_text())[0]
+    file.write_text(json.dumps([row | change, row, None, "row"]))
+    assert speeds.read(library) == (LEFT,)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"1", b"null", b'{"speeds": []}'])
+def test_a_damaged_file_of_times_counts_as_none(content, cache):
+    library = pretend_built(cache).library
+    speeds.write(library, ())
+    (file,) = library.parent.glob("*.speeds")
+    file.write_bytes(content)
+    assert speeds.read(library) == ()
+
+
+EVERY = tuple(Speed("swiglu", dtype, 1.0, None, 2.0, "silu and a product") for dtype in speeds.DTYPES)
+
+
+def test_builds_at_the_same_time_measure_once_and_never_together(cache, monkeypatch):
+    built = pretend_built(cache, operators=["swiglu"])
+    speeds.write(built.library, EVERY[:1])  # a type is missing, so this is no measurement to reuse
+    running, most = [], []
+
+    def probe(library):
+        running.append(library)
+        time.sleep(0.05)
+        most.append(len(running))
+        running.pop()
+        return EVERY
+
+    monkeypatch.setattr(building, "_measure", probe)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda _: building.measured(built, print), range(3))) == [EVERY] * 3
+        assert most == [1]
+        assert list(pool.map(lambda _: building.measured(built, print, again=True), range(3))) == [EVERY] * 3
+    assert most == [1] * 4
+
+
+def test_times_that_cannot_be_stored_are_said_before_they_are_measured(cache, mindspeed, monkeypatch):
+    built = replace(pretend_built(cache, operators=["swiglu"]), library=Path("/proc/no/such/lib.so"))
+    monkeypatch.setattr(building, "build", lambda *_: (built, False))
+    monkeypatch.setattr(building, "_measure", lambda built: pytest.fail("it was measured"))
+    message = "MS514 the folder of built operators is not writable: No such file or directory"
+    done = mindspeed("ops", "build")
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()[0]) == (3, "", message)
+    done = mindspeed("ops", "build", "--optional")
+    text = "1 C++ operators are already built: /proc/no/such/lib.so\n"
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()[0]) == (0, text, message)
 
 
 def planned(mindspeed, *arguments):
@@ -274,4 +398,4 @@ def test_a_planted_slow_kernel_is_measured_and_left_out_of_level_one_with_its_ra
     assert "swiglu" not in [feature["name"] for feature in plan["features"]]
     (row,) = [row for row in plan["rows"] if row["feature"] == "swiglu"]
     assert row["kind"] == "left-out"
-    assert re.fullmatch(r"swiglu has 0\.2\d of the speed of silu and a product in bf16 on this processor", row["text"])
+    assert re.fullmatch(r"swiglu has 0\.2\d times the speed of silu and a product in bf16 on this processor", row["text"])

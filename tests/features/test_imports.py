@@ -20,6 +20,7 @@ PUBLIC = (
     "mindspeed.files.cache_folder",
     "mindspeed.files.step_log",
     "mindspeed.files.step_record",
+    "mindspeed.files.text_files",
     "mindspeed.platforms.host_copy",
     "mindspeed.plugins.active",
     "mindspeed.plugins.conditions",

@@ -4,7 +4,17 @@ import pytest
 import torch
 
 from mindspeed.ops import fusion_attention
-from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, options, packed_call, packed_sight, seen_by
+from tests.ops.attention_calls import (
+    KERNELS,
+    assert_agrees,
+    check_dense,
+    choose,
+    masks,
+    options,
+    packed_call,
+    packed_sight,
+    seen_by,
+)
 from tests.ops.attention_formula import (
     KV_LENGTHS,
     PREFIX,
@@ -15,6 +25,7 @@ from tests.ops.attention_formula import (
     T,
     bias_of,
     dense,
+    full_mask,
     packed_dense,
     packed_qkv,
     qkv,
@@ -91,6 +102,26 @@ def test_a_bias_that_needs_no_gradient_agrees_too(mode, pse_type):
         return call[0], *(stat[..., 0] for stat in call[1:3])
 
     assert_agrees(fused, lambda *inputs: dense(*inputs, seen_by(mode), pse, pse_type), (q, k, v))
+
+
+@pytest.mark.parametrize("mode", range(7))
+@pytest.mark.parametrize("pse_type", EVERY)
+def test_masks_and_prefixes_of_each_sequence_agree_with_a_bias_that_all_share(mode, pse_type):
+    each = torch.stack([full_mask(S, T), full_mask(S, T).flip(0)])[:, None]
+    mask = each if mode in (0, 1) else masks(mode)
+    seen = torch.stack([sight(mode, S, T, prefix=PREFIX[b], mask=each[b, 0] if mode in (0, 1) else None) for b in range(B)])[
+        :, None
+    ]
+    slopes = randn(N, seed=6, grad=False).abs()
+    pse = None if pse_type is None else slopes if pse_type >= 2 else randn(1, N, S, T, seed=5, grad=False)
+    more = {} if pse is None else {"pse": pse, "pse_type": pse_type}
+
+    def fused(*inputs):
+        call = fusion_attention(*inputs, N, "BNSD", **options(mode, atten_mask=mask, **more))
+        return call[0], *(stat[..., 0] for stat in call[1:3])
+
+    bias = None if pse is None else bias_of(pse, pse_type, S, T)
+    assert_agrees(fused, lambda *inputs: dense(*inputs, seen, bias, pse_type), qkv(width=4))
 
 
 def refusal(layout, mode, pse_type):

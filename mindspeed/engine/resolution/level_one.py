@@ -24,7 +24,8 @@ def level_one(state: ResolutionState) -> Iterator[Root]:
             if left_out:
                 state.note("left-out", name, left_out)
             else:
-                yield name, Reason(name, ReasonKind.LEVEL_ONE), jobs
+                ratios = "; ".join(one.comparison for one in state.measured(name))
+                yield name, Reason(name, ReasonKind.LEVEL_ONE, note=ratios), jobs
 
 
 def _left_out(state: ResolutionState, name: str, spec: FeatureSpec) -> Iterable[tuple[str, JobSet]]:

@@ -64,7 +64,7 @@ class Reason(NamedTuple):
 
     ``by`` is the feature that requires it or whose setting ``name`` names or chooses it, empty where the request itself does;
     ``name`` and ``value`` are the size above one; ``source`` is where the request, size or setting comes from; ``note`` is the
-    author's reason of a requirement, or what a choice costs.
+    author's reason of a requirement, what a choice costs, or the speeds measured of what level 1 switches on.
     """
 
     feature: str
@@ -81,9 +81,11 @@ class Reason(NamedTuple):
         note = Text.plain(self.note)
         size = Text.plain(size_name(self.name)) if self.kind is ReasonKind.SIZE else ""
         sentence = Text.filled(_SENTENCES[self.kind], self._asdict() | {"size": size, "note": note})
-        if self.kind is not ReasonKind.REQUIRED or not self.note:
-            return sentence
-        return Text.of("{sentence}, because {note}", sentence=sentence, note=note)
+        if self.note and self.kind is ReasonKind.REQUIRED:
+            return Text.of("{sentence}, because {note}", sentence=sentence, note=note)
+        if self.note and self.kind is ReasonKind.LEVEL_ONE:
+            return Text.of("{sentence}; {note}", sentence=sentence, note=note)
+        return sentence
 
     def __str__(self) -> str:
         return str(self.sentence)

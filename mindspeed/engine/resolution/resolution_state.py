@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from mindspeed._version import __version__
 from mindspeed.engine.resolution.jobs import Jobs, JobSet, NotUniform, OneJob, by_contribution
 from mindspeed.engine.resolution.planned_feature import PlanNote, Reason, ReasonKind, Value
 from mindspeed.engine.resolution.request import MEGATRON_DEFAULTS
 from mindspeed.engine.resolution.request_merge import MergedRequest
-from mindspeed.engine.resolution.setting_validation import Arguments
+from mindspeed.engine.resolution.setting_validation import Arguments, flag
 from mindspeed.job.hybrid_pattern import facts_of_pattern
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, UnknownValue, World
 from mindspeed.plugins.answers import (
@@ -50,13 +50,26 @@ def _contradicts(step: Fix, facts: Mapping[str, Any]) -> bool:
 
 HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
-Slower = Callable[[str, str], str]
-"""Says of an operator and a data type why it loses to torch here, or ''."""
 
 
-def never_slower(op: str, dtype: str) -> str:
-    """Return '': nothing was measured."""
-    return ""
+class Measurement(Protocol):
+    """The speed of an operator on this machine in one data type, compared with what a job runs without it."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def loses(self) -> bool: ...
+    @property
+    def comparison(self) -> str: ...
+
+
+Measurements = Callable[[str], Sequence[Measurement]]
+"""``op -> measurements``, one for each data type in which the operator was measured here."""
+
+
+def nothing_measured(op: str) -> tuple[Measurement, ...]:
+    """Return no measurement."""
+    return ()
 
 
 ONE_JOB: Final = OneJob()
@@ -94,14 +107,14 @@ class ResolutionState:
         jobs: Jobs = ONE_JOB,
         scope: JobSet = 1,
         suggestions: Suggestions = "declared",
-        slower: Slower = never_slower,
+        measurements: Measurements = nothing_measured,
     ) -> None:
         self.merged = merged
         self.catalog = catalog
         self.base = {feature.spec.name: feature for feature in base}
         self.models = {**catalog.models, **{name: feature.Args for name, feature in self.base.items()}}
         self.specs = {**catalog.specs, **{name: feature.spec for name, feature in self.base.items()}}
-        self.has_variant, self.runs, self._slower = has_variant, runs, slower
+        self.has_variant, self.runs, self._measurements = has_variant, runs, measurements
         self.jobs, self.scope, self.is_single = jobs, scope, jobs.is_single
         self.suggestions = suggestions
         self.world = self._given = merged.as_world()
@@ -126,13 +139,21 @@ class ResolutionState:
         self.names: Sequence[str] = ()
         """Names of these features in order; after `freeze`."""
 
+    def measured(self, name: str) -> list[Measurement]:
+        """Return the measurements of a feature's operators in the data type of the job; all where that has none."""
+        every = [one for op in self.specs[name].ops for one in self._measurements(op)]
+        return [one for one in every if self.world.knows("dtype") and self.world.dtype == one.dtype] or every
+
     def slower_operators(self, name: str) -> str:
-        """Return why operators of a feature lose to torch here, or '' where they win or the data type is not known."""
-        try:
-            dtype = self.world.dtype
-        except UnknownValue:
-            return ""
-        return "; ".join(words for op in self.specs[name].ops if (words := self._slower(op, dtype)))
+        """Return which operators of a feature lose to torch here, or ''; they count in every type where `measured` has them."""
+        every = self.measured(name)
+        lost = [one for one in every if one.loses]
+        slower = "; ".join(one.comparison for one in lost)
+        if {one.dtype for one in lost} == {one.dtype for one in every} or not lost:
+            return slower
+        if self.world.knows("dtype"):
+            return Text.of("{slower}; it was not measured in {dtype}", slower=slower, dtype=self.world.dtype)
+        return Text.of("{slower}; it depends on {option}, which is not set", slower=slower, option=flag("dtype"))
 
     # what is active
 

@@ -26,7 +26,14 @@ from mindspeed.engine.resolution.pattern_checks import check_pattern
 from mindspeed.engine.resolution.planned_feature import PlannedFeature, PlanNote, Reason, ReasonKind
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.engine.resolution.request_merge import merge
-from mindspeed.engine.resolution.resolution_state import HasVariant, ResolutionState, Slower, Suggestions, because, never_slower
+from mindspeed.engine.resolution.resolution_state import (
+    HasVariant,
+    Measurements,
+    ResolutionState,
+    Suggestions,
+    because,
+    nothing_measured,
+)
 from mindspeed.engine.resolution.slot_selection import Root, select_holders
 from mindspeed.job.world import FIELDS, PARALLEL_SIZES, World, size_name
 from mindspeed.plugins import After, Before, Feature, FeatureArgs, Requires
@@ -62,17 +69,18 @@ def resolve(
     has_variant: HasVariant = every_variant,
     runs: HasVariant | None = None,
     suggestions: Suggestions = "declared",
-    slower: Slower = never_slower,
+    measurements: Measurements = nothing_measured,
 ) -> Resolution:
     """Decide a request. Pure and total: never raises for bad input, reports every problem it can find.
 
     ``base`` are the plugins of level 0 that every plan has; only their settings are decided here. ``has_variant`` tells
-    what a platform has, and ``slower`` what was measured here, by which level 1 decides; ``runs`` what this machine runs, of
+    what a platform has, and ``measurements`` what was measured here, by which level 1 decides; ``runs`` what runs here, of
     which rows tell. ``suggestions`` are the fixes that problems of features get.
     """
     with collector_paused():
         merged = merge(layers, catalog, environment)
-        state = ResolutionState(merged, catalog, base, has_variant, runs or has_variant, suggestions=suggestions, slower=slower)
+        runs = runs or has_variant
+        state = ResolutionState(merged, catalog, base, has_variant, runs, suggestions=suggestions, measurements=measurements)
         order = _decide(state, environment)
         constraint_checks.add_notes(state)
         return _resolution(state, order)

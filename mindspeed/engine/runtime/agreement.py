@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of
+from mindspeed.engine.planning.fingerprint import Content, describe, describe_value, diff, digest_of, kind_of
 from mindspeed.engine.runtime.meeting import AGREED, MOVED, VERDICT, MovedError
 from mindspeed.engine.runtime.presence import do_without
 from mindspeed.problems import Fix, Problem, RunError, advice
@@ -121,8 +121,10 @@ def compare(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]],
     rest = [*heads, *(line for group in groups for line in group[1:])]
     odd = sorted(rank for digest in others for rank in ranks[digest])
     chain = (*rest[: 2 * SHOWN], *(f"rank {rank} runs on {hosts[rank]}" for rank in odd[:SHOWN]))
-    fix = "give all ranks the same job file, packages and environment"
-    return Problem("MS610", f"the ranks have different plans: {first}", chain=chain, fix=advice(fix))
+    fix = advice("give all ranks the same job file, packages and environment")
+    if any(kind_of(key) == "operator" for digest in others for key in diff(contents[digest], contents[usual])):
+        fix += advice("where measured times of operators differ, run mindspeed ops build on every machine or name the features")
+    return Problem("MS610", f"the ranks have different plans: {first}", chain=chain, fix=fix)
 
 
 def _differences(contents: Mapping[str, Content], ranks: Mapping[str, Sequence[int]], digest: str, usual: str) -> list[str]:

@@ -58,7 +58,7 @@ def _tiles(scores: AttentionScores, dtype: torch.dtype, device: torch.device) ->
         yield ScoreTile((0, queries), (0, seen.last))
         yield ScoreTile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
         return
-    rows = max(_ROWS, _NUMBERS // (keys * _masks(scores)))
+    rows = max(_ROWS, _NUMBERS // (keys * _planes(scores)))
     strips = [(start, min(start + rows, queries)) for start in range(0, queries, rows)]
     spans = [(strip, columns) for strip in strips if (columns := seen.columns(*strip, keys))[0] < columns[1]]
     if not spans:
@@ -90,13 +90,13 @@ def _by_distance(
     return added
 
 
-def _masks(scores: AttentionScores) -> int:
-    """In how many planes [queries, keys] the mask or bias is laid out."""
-    planes = 1 if scores.visibility.prefix is None else len(scores.visibility.prefix)
-    for tensor in (scores.visibility.mask, None if scores.bias is None else scores.bias.tensor):
-        if tensor is not None and tensor.dim() > 2:
-            planes = max(planes, tensor.shape[:-2].numel())
-    return planes
+def _planes(scores: AttentionScores) -> int:
+    """Return how many planes [queries, keys] the mask and the bias have together."""
+    seen, bias = scores.visibility, None if scores.bias is None else scores.bias.tensor
+    prefixes = 1 if seen.prefix is None else len(seen.prefix)
+    shapes = [x.shape[:-2] for x in (seen.mask, bias) if x is not None]
+    planes: torch.Size = torch.broadcast_shapes((prefixes, 1, 1), *shapes)  # type: ignore[no-untyped-call]
+    return planes.numel()
 
 
 def _added(scores: AttentionScores, dtype: torch.dtype, device: torch.device, rows: Span, columns: Span) -> Tensor | None:
@@ -106,8 +106,9 @@ def _added(scores: AttentionScores, dtype: torch.dtype, device: torch.device, ro
         block = scores.bias.block(rows, columns).to(dtype)
         added = block * scores.scale if scores.bias.kind == 1 else block
         added = added.expand(*added.shape[:-2], *size)
-        if hidden is not None:  # a block of an external bias may be the bias itself
-            added = added.masked_fill_(hidden, -torch.inf) if scores.bias.kind >= 2 else added.masked_fill(hidden, -torch.inf)
+        if hidden is not None:  # a block of an external bias may be the bias itself, and a mask may have more sequences
+            in_place = scores.bias.kind >= 2 and (hidden.dim() == 2 or len(hidden) <= len(added))
+            added = (added.masked_fill_ if in_place else added.masked_fill)(hidden, -torch.inf)
     elif hidden is None or not hidden.any():
         return None
     else:

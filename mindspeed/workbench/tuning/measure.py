@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from mindspeed.files.cache_folder import require_trusted
 from mindspeed.files.step_log import LOG, read_log
 from mindspeed.files.text_files import write_files
 from mindspeed.job import arithmetic
+from mindspeed.ops.instruction_sets import processor_model
 from mindspeed.problems import Fix, Problem, RunError, marked
 from mindspeed.workbench.training.run_numbers import WARM_UP
 from mindspeed.workbench.tuning.search import Configuration
@@ -55,7 +55,7 @@ def machine_facts(device: str) -> dict[str, str]:
         "torch": installed_version("torch") or "none",
         "megatron": installed_version("megatron-core") or "none",
         "device": device,
-        "processor": _processor(),
+        "processor": processor_model(),
         "cores": str(os.cpu_count()),
     }
 
@@ -64,12 +64,6 @@ def _source_digest() -> str:
     """Hash the sources of the model of time, by which the work of a measurement was counted."""
     files = [Path(__file__).with_name("time.py"), Path(arithmetic.__file__)]
     return hashlib.blake2b(b"".join(file.read_bytes() for file in files), digest_size=4).hexdigest()
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from tests.plugins.synthetic import CPU, ask, catalog, make
         (Reason("a", ReasonKind.REQUIRED, "b", note="it owns the group"), "a: required by b, because it owns the group"),
         (Reason("a", ReasonKind.SIZE, name="tp", value=2), "a: the tensor-parallel size is 2"),
         (Reason("a", ReasonKind.LEVEL_ONE), "a: switched on by optimization level 1"),
+        (Reason("a", ReasonKind.LEVEL_ONE, note="it is fast"), "a: switched on by optimization level 1; it is fast"),
         (Reason("a", ReasonKind.NAMED, "b", "method", source="API"), "a: b.method (API) names it"),
         (
             Reason("a", ReasonKind.CHOSEN, "b", "method", source="API", note="costs least: 3 bytes"),

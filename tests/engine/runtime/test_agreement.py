@@ -19,7 +19,8 @@ from mindspeed.engine.planning import fingerprint
 from mindspeed.engine.resolution.environment import made_up
 from mindspeed.engine.runtime import agreement, rendezvous
 from mindspeed.engine.runtime.meeting import AGREED, VERDICT, MovedError, find_meeting, meeting, newest, open_meeting
-from mindspeed.ops import availability
+from mindspeed.ops import availability, variants
+from mindspeed.ops.speeds import Speed
 from mindspeed.problems import Fix, MindSpeedError, Problem, RunError
 from tests.warm_processes import warm_python
 
@@ -414,7 +415,26 @@ def test_ranks_with_one_digest_are_compared_on_the_facts_of_their_machines():
         "MS610 the ranks have different plans: rank 2 has torch 2.12.0, the others 2.13.0\n"
         "  because: rank 2 has the operator swiglu as reference, the others C++\n"
         f"  because: rank 2 runs on {HERE}\n"
-        f"{FIX}"
+        f"{FIX}, or where measured times of operators differ, run mindspeed ops build on every machine or name the features"
+    )
+
+
+def test_ranks_that_measured_other_times_are_told_to_measure_them_or_to_name_the_features(monkeypatch):
+    monkeypatch.setattr(availability, "variant", lambda op, platform: "C++")
+    monkeypatch.setattr(availability._Machine, "built", frozenset({"swiglu"}))
+    monkeypatch.setattr(variants, "variants", lambda platform: {"swiglu"})
+    contents = []
+    for without in (2.0, 0.5):
+        monkeypatch.setattr(availability._Machine, "speeds", (Speed("swiglu", "bf16", 1.0, None, without, "a product"),))
+        world = {"activation": "silu", "gated_linear_unit": True, "dtype": "bf16"}
+        contents.append(registry.content_of(registry.plan([], world=world, platform="cpu"), {}))
+    added, left_out = contents
+    products = added | {"operator swiglu": "C++, torch's products in bf16"}
+    for other in (left_out, products):
+        problem = agreement.compare({"a": added, "b": other}, {"a": [0], "b": [1]}, dict.fromkeys(range(2), HERE))
+        assert "run mindspeed ops build on every machine or name the features" in problem.fix_text
+    assert problem.message == (
+        "the ranks have different plans: rank 1 has the operator swiglu as C++, torch's products in bf16, rank 0 C++"
     )
 
 
