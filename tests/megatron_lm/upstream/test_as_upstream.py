@@ -11,6 +11,7 @@ from shlex import split
 import pytest
 
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
+from mindspeed.problems import Problem
 from mindspeed.workbench.lint.upstream.process import find_checkout
 from mindspeed.workbench.lint.upstream.rules import Command, judge
 from tests.megatron_lm.checkout import VARIABLE
@@ -20,6 +21,12 @@ from tools.lint_results import DENSE, ENVIRON, mutations
 pytestmark = [pytest.mark.long, pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no checkout")]
 
 RUNNER = Path(__file__).with_name("real_validation.py")
+
+
+def places(problem: Problem) -> list[str]:
+    """Return where a problem is told, and the rules that would refuse the same."""
+    also = "also refused at "
+    return [problem.where, *(line.removeprefix(also) for line in problem.chain if line.startswith(also))]
 
 
 @pytest.mark.budget(600)
@@ -38,7 +45,7 @@ def test_the_first_error_of_200_commands_is_among_those_that_are_told():
     verdicts = judge(checkout, commands, surface_or_nearest(checkout.version), "9.0")
     disagreements, undecided = [], 0
     for command, line, verdict in zip(commands, done.stdout.splitlines(), verdicts, strict=True):
-        error, told = json.loads(line), {problem.where for problem in verdict.problems}
+        error, told = json.loads(line), {place for problem in verdict.problems for place in places(problem)}
         if error is None:
             agrees = not told
         elif error["type"] == "ParserError":  # a dry run tells those
