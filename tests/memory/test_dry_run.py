@@ -50,6 +50,7 @@ def test_a_dry_run_has_the_bytes_of_a_run(pool: WorkerPool, names: tuple[str, ..
         kept_by_ranks, peaks_of_ranks = zip(*run[stage * per_stage : (stage + 1) * per_stage], strict=True)
         once = [MASK * (bytes_kept > MASK) for bytes_kept in (kept, *kept_by_ranks)]
         kept, *kept_by_ranks = (all_of_it - mask for all_of_it, mask in zip((kept, *kept_by_ranks), once, strict=True))
+        peak, *peaks_of_ranks = (all_of_it - mask for all_of_it, mask in zip((peak, *peaks_of_ranks), once, strict=True))
         assert kept == pytest.approx(mean(kept_by_ranks), rel=ROUTING if "num_experts" in world else SCALARS)
         assert peak == pytest.approx(mean(peaks_of_ranks), rel=ROUTING)
 
