@@ -83,8 +83,10 @@ def test_an_argument_that_features_cannot_run_with_is_refused_with_its_name(plan
 
 def test_offloading_by_megatron_is_refused_beside_pipeline_stages(plan):
     assert refusals(plan, f"{PIPELINE} --cpu-offloading-num-layers 1") == [
+        "MS304 cpu-platform: the offloading of activations needs Transformer Engine, which is not installed "
+        "| remove --cpu-offloading-num-layers",
         "MS304 pipeline-parallel: Megatron offloads activations to host memory, which pipeline-parallel does not support "
-        "| remove --cpu-offloading-num-layers, or --pipeline-model-parallel-size 1"
+        "| remove --cpu-offloading-num-layers, or --pipeline-model-parallel-size 1",
     ]
 
 

@@ -52,7 +52,7 @@ HasVariant = Callable[[str, str], bool]
 """``(op, platform) -> bool``: whether an operator has more than its reference there."""
 
 
-class Measurement(Protocol):
+class MeasuredSpeed(Protocol):
     """The speed of an operator on this machine in one data type, compared with what a job runs without it."""
 
     @property
@@ -63,11 +63,11 @@ class Measurement(Protocol):
     def comparison(self) -> str: ...
 
 
-Measurements = Callable[[str], Sequence[Measurement]]
+Measurements = Callable[[str], Sequence[MeasuredSpeed]]
 """``op -> measurements``, one for each data type in which the operator was measured here."""
 
 
-def nothing_measured(op: str) -> tuple[Measurement, ...]:
+def nothing_measured(op: str) -> tuple[MeasuredSpeed, ...]:
     """Return no measurement."""
     return ()
 
@@ -139,7 +139,7 @@ class ResolutionState:
         self.names: Sequence[str] = ()
         """Names of these features in order; after `freeze`."""
 
-    def measured(self, name: str) -> list[Measurement]:
+    def measured(self, name: str) -> list[MeasuredSpeed]:
         """Return the measurements of a feature's operators in the data type of the job; all where that has none."""
         every = [one for op in self.specs[name].ops for one in self._measurements(op)]
         return [one for one in every if self.world.knows("dtype") and self.world.dtype == one.dtype] or every
