@@ -232,7 +232,7 @@ def layers_with_experts(values: Values, names: Names) -> int | None:
     frequency, layers, experts = (values.get(name) for name in names)
     if isinstance(frequency, str):
         frequency = _listed(frequency)
-    if frequency in (None, 1) or not layers or not experts:
+    if frequency in (None, 0, 1) or not layers or not experts:
         return None
     return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))
 

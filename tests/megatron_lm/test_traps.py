@@ -194,6 +194,13 @@ SHARED = "--num-experts 8 --moe-shared-expert-intermediate-size 64"
 WEIGHED = "--num-experts 8 --moe-apply-probs-on-input --moe-router-topk"
 PREDICTED = "--mtp-num-layers 1 --recompute-granularity full --recompute-num-layers 2 --recompute-method"
 PAIRS += [
+    ("warm-up-beyond-the-decay", "--lr-decay-iters 9 --lr-warmup-iters 9", "--lr-decay-iters 9 --lr-warmup-iters 8"),
+    ("warm-up-of-the-whole-training", "--train-iters 9 --lr-warmup-iters 9", "--train-iters 9 --lr-warmup-iters 8"),
+    ("warm-up-of-the-whole-training", "--train-iters 9 --lr-warmup-iters 9", "--train-samples 9"),
+    ("wsd-without-its-last-steps", "--lr-decay-style WSD", "--lr-decay-style WSD --lr-wsd-decay-iters 2"),
+    ("distributed-optimizer-of-sgd", "--optimizer sgd --use-distributed-optimizer", "--optimizer sgd"),
+    ("xavier-initialization", "--init-method-xavier-uniform", ""),
+    ("latent-attention-with-an-l2-norm", "--multi-latent-attention --qk-l2-norm", "--qk-l2-norm"),
     ("sinkhorn-with-an-auxiliary-loss", f"{SINKHORN} --moe-aux-loss-coeff 1e-2", SINKHORN),
     ("shared-experts-with-biases", SHARED, f"{SHARED} --disable-bias-linear"),
     ("weighed-inputs-of-several-experts", f"{WEIGHED} 2", f"{WEIGHED} 1"),

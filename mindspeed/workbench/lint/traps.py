@@ -39,6 +39,7 @@ class Trap:
     environ: Mapping[str, list[str]] = field(default_factory=dict)
     indivisible: Mapping[str, str] = field(default_factory=dict)
     unequal: Mapping[str, str] = field(default_factory=dict)
+    reaches: Mapping[str, str] = field(default_factory=dict)
     platforms: Sequence[str] = PLATFORMS
     launchers: Sequence[str] = ()
     proof: str = ""
@@ -61,6 +62,7 @@ class Trap:
         set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
         odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
         odd = odd and all(values.get(one) not in (None, values.get(other)) for one, other in self.unequal.items())
+        odd = odd and all(_reaches(values.get(one), values.get(other)) for one, other in self.reaches.items())
         return (
             bool(self.when)
             and set_so
@@ -109,6 +111,11 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
         return factors[0]
     numbers = [factor for factor in factors if isinstance(factor, (int, float))]
     return prod(numbers) if len(numbers) == len(factors) else None
+
+
+def _reaches(number: Any, limit: Any) -> bool:
+    """Return whether a number is not less than a limit that is given."""
+    return isinstance(number, int) and isinstance(limit, int) and number >= limit > 0
 
 
 def _is_odd(number: Any, divisor: Any) -> bool:
