@@ -24,7 +24,7 @@ TRAPS = {
     "transformer/multi_token_prediction.py": {"self.config.recompute_num_layers == 1": "predictions-recomputed-in-groups"},
     "models/gpt/experimental_attention_variant_module_specs.py": {
         "config.multi_latent_attention": "sparse-attention-without-a-layer",
-        "config.qk_l2_norm is False": "sparse-attention-with-an-l2-norm",
+        "config.qk_l2_norm is False": "latent-attention-with-an-l2-norm",
         "config.transformer_impl == 'transformer_engine'": "experimental-attention-of-local-layers",
     },
 }

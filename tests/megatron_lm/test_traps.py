@@ -205,7 +205,6 @@ PAIRS += [
     ("shared-experts-with-biases", SHARED, f"{SHARED} --disable-bias-linear"),
     ("weighed-inputs-of-several-experts", f"{WEIGHED} 2", f"{WEIGHED} 1"),
     ("predictions-recomputed-in-groups", f"{PREDICTED} uniform", f"{PREDICTED} block"),
-    ("sparse-attention-with-an-l2-norm", f"{SPARSE} --qk-l2-norm", SPARSE),
 ]
 CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
