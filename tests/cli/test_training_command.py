@@ -110,6 +110,47 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
         assert text in result.output
 
 
+def test_a_value_that_only_a_run_would_know_is_not_checked(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(
+        f"TP=$1\ntorchrun pretrain_gpt.py {SIZES} --swiglu --lr $(cat rate) \\\n  --tensor-model-parallel-size $TP\n"
+    )
+    result = run(str(script))
+    assert result.exit_code == 0, result.output
+    for text in (
+        "not checked: launcher: the value of --tensor-model-parallel-size (line 3), which is known only when the script runs",
+        "not checked: launcher: the value of --lr (line 2), which is known only when the script runs",
+        "variables that the script does not set are treated as empty: $1",
+    ):
+        assert text in result.output
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "run() {{ {command}; }}\nrun",
+        "srun bash -c '{command}'",
+        "case ${{1:-small}} in small) TP=2;; *) TP=8;; esac\n{command} --tensor-model-parallel-size $TP",
+        "cat > run.sh <<EOF\n{command}\nEOF\nbash run.sh",
+    ],
+)
+def test_commands_inside_functions_shells_branches_and_documents_are_checked(script, tmp_path):
+    (tmp_path / "pretrain.sh").write_text(script.format(command=f"torchrun pretrain_gpt.py {SIZES} --seed x"))
+    assert [row["message"] for row in problems_of(str(tmp_path))] == ["--seed is 'x', not a whole number"]
+
+
+def test_what_contains_no_command_is_a_problem(tmp_path):
+    (tmp_path / "empty").mkdir()
+    script = tmp_path / "pretrain.sh"
+    script.write_text("torchrun pretrain_gpt.py $(cat arguments)\n")
+    for path in (script, tmp_path, tmp_path / "empty"):
+        (problem,) = problems_of(str(path))
+        assert (problem["code"], problem["where"]) == ("MS301", str(path))
+        assert problem["message"].endswith(
+            "contains no command that runs a Python script with Megatron-LM's training arguments"
+        )
+
+
 def test_strict_refuses_what_is_left_out():
     words = ["--", "pretrain_gpt.py", *SIZES.split(), "--optimize-send-recv-comm"]
     assert run(*words).exit_code == 0

@@ -41,6 +41,14 @@ SNIPPETS = [
     "set -- one 'two three'; show done",
     "H=4096; ((F=4*${H})); (( G = F + H )); let I=F/2; show $F $G $I; ((F == 3)) || show other",
     "show a#b '#c' --d#",
+    'f() { show inside $1 "$@" $#; }; f a "b c"; show outside $#; function g { show g; }; g; function h() { show h; }\nh',
+    'f() { local X=$1; show $X; g $X; }\ng() { if [ $1 = a ]; then show yes; fi; show "$1"; }\nX=outer; f a; show $X',
+    "S=7b; case $S in\n  7b) L=32; A=1;;\n  13b|70b) L=40 ;;\n  *) L=1\nesac\nshow $L $A",
+    'for S in 70b; do case "$S" in (7b) show 7;; 13b | 7*b) show many; show more;; *) show none;; esac; done; show end',
+    "case $NONE in a) show a;; esac; case x in *) case y in y) show nested;; esac; show outer;; esac",
+    'export X=1; Y=2; bash -c "show $Y \\$X"; bash -lc \'show "$X" $1 "$Y"\' name one; eval "show $Y; show \\$Y"; show end',
+    "X=1\nbash <<EOF\nshow $X \\$X\nEOF\nbash <<'EOF'\nshow $X 'a b'\nEOF\nshow end",
+    'A=(x y); show "${A[*]}" ${A[*]} "a ${A[*]} b"; eval show \'$A\'',
 ]
 
 
@@ -48,7 +56,7 @@ SNIPPETS = [
 def test_words_are_those_of_bash(snippet):
     if shutil.which("bash") is None:
         pytest.skip("bash is not installed")
-    shown = 'show() { printf "%s\\0" "$@"; printf "\\1"; }\n'
+    shown = 'show() { printf "%s\\0" "$@"; printf "\\1"; }\nexport -f show\n'
     quiet = snippet.replace("> /dev/null", "").replace("2>&1", "").replace("cat <<", ": <<")
     ran = subprocess.run(["bash", "-c", shown + quiet], capture_output=True, text=True, check=True, env={}).stdout
     expected = [call.split("\0")[:-1] for call in ran.split("\1")[:-1]]
@@ -92,9 +100,51 @@ def test_variables_without_a_value_are_named():
     assert command.unset == ("NOWHERE", "GONE")
 
 
-@pytest.mark.parametrize(
-    "script", ["show 'open", 'show "open $', "show ${A", "show $((1+", "A=(", "if [", "fi", ")", "cat <<EOF\n", "${}"]
-)
+def test_variables_without_a_value_are_named_where_others_get_their_value_from_them():
+    script = 'A=$1; B=(--tp $A); B+=(--pp $P); C=known; A2=${A:-$C}; run ${B[@]} $C $A2; bash -c "run $A"; A=1; run $A'
+    assert [command.unset for command in shell_commands(script)] == [("1", "P"), ("1",), ()]
+
+
+DOCUMENT = "{}\nrun x.py --tp $TP\nEOF\n"
+
+
+@pytest.mark.parametrize("reader", ["cat > run.sh <<EOF", "tee run.sh <<EOF", "sbatch <<EOF", "cat <<EOF | ssh host bash"])
+def test_a_document_for_a_shell_or_a_file_is_a_script(reader: str) -> None:
+    (command,) = [one for one in shell_commands("TP=2\n" + DOCUMENT.format(reader)) if one.words[0].text == "run"]
+    assert [(word.text, word.line) for word in command.words] == [("run", 3), ("x.py", 3), ("--tp", 3), ("2", 3)]
+
+
+@pytest.mark.parametrize("reader", ["cat <<EOF", "python - <<EOF"])
+def test_another_document_is_no_script(reader: str) -> None:
+    assert [command.words[0].text for command in shell_commands(DOCUMENT.format(reader))] == [reader.split()[0]]
+
+
+def test_functions_that_call_themselves_or_many_others_end() -> None:
+    assert words("f() { show a; f; }; f") == [["show", "a"]]
+    doubling = "".join(f"f{number}() {{ f{number + 1}; f{number + 1}; }}\n" for number in range(40))
+    with pytest.raises(ShellLimit, match="take more than 2000000 steps"):
+        shell_commands(doubling + "f40() { show x; }\nf0")
+    with pytest.raises(ShellLimit, match="nested more than 50 levels deep"):
+        shell_commands('A=\'eval "$A"\'\neval "$A"')
+
+
+UNFINISHED = ["show 'open", 'show "open $', "show ${A", "show $((1+", "A=(", "if [", "fi", ")", "cat <<EOF\n", "${}", "case"]
+UNFINISHED += [
+    "case x in",
+    "case x in a",
+    "case x in a)",
+    "esac",
+    ";;",
+    "f() {",
+    "f()",
+    "f() x",
+    "bash -c",
+    "bash <<EOF",
+    "eval",
+]
+
+
+@pytest.mark.parametrize("script", UNFINISHED)
 def test_what_bash_would_refuse_does_not_break_the_reader(script):
     shell_commands(script)
 

@@ -93,7 +93,8 @@ def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Ite
         text = f"the number of processes is not given; planned for {size}, the minimum for these sizes (--world-size N)"
         yield PlanNote("warning", "launcher", text)
     if command.unset:
-        text = f"variables that the script does not set are treated as empty: {', '.join(command.unset)}"
+        names = ", ".join(name if name.isidentifier() else f"${name}" for name in command.unset)
+        text = f"variables that the script does not set are treated as empty: {names}"
         yield PlanNote("warning", "launcher", text)
     if command.others:
         lines = ", ".join(map(str, command.others))
@@ -101,13 +102,21 @@ def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Ite
 
 
 def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> tuple[list[str], list[PlanNote]]:
-    """The words with one for each path that a script leaves to be filled in: several words, or an empty variable."""
+    """The words with one for each path that a script leaves to be filled in: several words, or an empty variable.
+
+    An option whose other value only a run of the script would know is left out, and noted.
+    """
     filled: list[str] = []
     notes = []
     for option, values in _options(words):
         argument = known.by_option.get(option)
         is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
         is_text = (is_text and not argument.choices) if argument is not None else _is_foreign_text(option)
+        if argument is not None and not is_text and _is_left_open(argument, values, command):
+            place = f" (line {line})" if (line := command.line_of(option)) else ""
+            text = f"the value of {option}{place}, which is known only when the script runs"
+            notes.append(PlanNote("not-checked", "launcher", text))
+            continue
         equals = [f"{option}={values[0]}"] if values and f"{option}={values[0]}" in words else None
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
             line = command.line_of(option)
@@ -117,6 +126,12 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
             values = [" ".join(values) or "EMPTY"]
         filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
     return filled, notes
+
+
+def _is_left_open(argument: Argument, values: Sequence[str], command: LaunchedCommand) -> bool:
+    """Return whether a value is the output of a command, or comes from a variable that nothing sets."""
+    is_missing = bool(command.unset) and not values and argument.nargs not in ("*", "?")
+    return argument.takes_value and (is_missing or any(value.startswith("$(") for value in values))
 
 
 def _is_foreign_text(option: str) -> bool:

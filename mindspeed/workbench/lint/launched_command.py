@@ -110,12 +110,16 @@ def training_commands(text: str, source: str) -> list[LaunchedCommand]:
     return list(_trainings(shell_commands(text), source))
 
 
+def no_command(source: str) -> Problem:
+    """The problem of a file, or of a folder, in which no training command is found."""
+    text = f"{source} contains no command that runs a Python script with Megatron-LM's training arguments"
+    return Problem("MS301", text, where=source, fix=advice("mindspeed check -- pretrain_gpt.py --num-layers 2 ..."))
+
+
 def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     found = list(commands)
     if not found:
-        text = f"{source} contains no command that runs a Python script with Megatron-LM's training arguments"
-        fix = "mindspeed check -- pretrain_gpt.py --num-layers 2 ..."
-        raise ResolutionError([Problem("MS301", text, where=source, fix=advice(fix))])
+        raise ResolutionError([no_command(source)])
     first, *rest = found
     return replace(first, others=tuple(command.line for command in rest))
 

@@ -1,7 +1,8 @@
 """Read the commands of a shell script with its variables in place, as bash would expand them; nothing is run.
 
-Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines and plain tests
-are understood. The output of a command is not known: ``$(hostname)`` stays as it is written, without blanks.
+Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines, plain tests,
+``case`` and functions are understood. So are scripts inside the script: the text of ``bash -c`` or ``eval``, and a here
+document for a shell or a file. The output of a command is not known: ``$(hostname)`` stays as it is written, without blanks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
@@ -49,33 +51,49 @@ def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[st
     A loop counts once. A test that needs the machine, as for a file, counts as false. Raises ShellLimit for a script that is
     too large, nested too deeply, or takes too many steps.
     """
-    shell = _Shell({name: [[(value, 0)]] for name, value in (environ or {}).items()}, tuple(arguments))
+    shell = _Shell.of(environ or {}, tuple(arguments))
     shell.run(tokens(text))
     return shell.commands
 
 
 @dataclass(slots=True)
 class _Frame:
-    """Hold an open ``if``: whether the branch is taken now, whether one was taken, and whether its condition is being read."""
+    """Hold an open ``if`` or ``case``: whether the branch is taken now, whether one was taken, and what is being read.
+
+    ``reading`` is true inside a condition of ``if``. ``subject`` is the word of ``case``, ``patterns`` are those that are read
+    before a branch.
+    """
 
     active: bool
     done: bool = False
     reading: bool = False
     verdicts: list[bool] = field(default_factory=list)
     any_of: bool = False
+    subject: str = ""
+    patterns: list[Token] | None = None
 
 
 @dataclass(slots=True)
 class _Shell:
     values: dict[str, list[Value]]
+    inherited: Mapping[str, str]
     arguments: tuple[str, ...]
     commands: list[ShellCommand] = field(default_factory=list)
     frames: list[_Frame] = field(default_factory=list)
+    functions: dict[str, Sequence[Token]] = field(default_factory=dict)
+    running: dict[str, dict[str, list[Value] | None]] = field(default_factory=dict)
+    """The functions that run, with the outer values of the local variables of each."""
+    unknown: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The variables whose value comes from these ones, which have none."""
     unset: dict[str, None] = field(default_factory=dict)
     skip_next: bool = False
     exported: set[str] = field(default_factory=set)
     depth: int = 0
     steps: int = 0
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], arguments: tuple[str, ...]) -> _Shell:
+        return cls({name: [[(value, 0)]] for name, value in environ.items()}, environ, arguments)
 
     def _spend(self, steps: int, line: int) -> None:
         self.steps += steps
@@ -83,25 +101,65 @@ class _Shell:
             raise ShellLimit(f"the expansions of the script take more than {MAX_STEPS} steps, at line {line}")
 
     def run(self, script: Sequence[Token]) -> None:
-        """Run the script command by command; the body of a function is passed over."""
+        """Run the script command by command; the body of a function is kept until the function is called."""
         command: list[Token] = []
-        depth, index = 0, 0
+        index = 0
         script = [*script, Token("operator", 0, text="\n")]
         while index < len(script):
             token = script[index]
             index += 1
-            if token.text == "(" and script[index].text == ")" and len(command) == 1:
-                depth, command = 1, []
-                index = next((at for at in range(index, len(script)) if script[at].plain == "{"), index) + 1
-            elif depth:
-                depth += (token.plain == "{") - (token.plain == "}")
+            if self.frames and self.frames[-1].patterns is not None:
+                self._pattern(self.frames[-1], self.frames[-1].patterns, token)
+            elif token.plain == "in" and len(command) >= 2 and command[-2].plain == "case":
+                self._open_case(command)
+                command = []
+            elif (name := _function(command, token, script[index : index + 1])) is not None:
+                index = self._define(name, script, index - 1)
+                command = []
             elif token.kind != "operator" or token.text in ("(", ")"):
                 command.append(token)
             elif "<" in token.text or ">" in token.text:
+                command += [Token("operator", token.line, text=token.text)] if ">" in token.text else []
                 index += 1  # the file of a redirection
             else:
                 self._command(command, token.text)
                 command = []
+                if token.text == ";;" and self.frames:
+                    self.frames[-1].active, self.frames[-1].patterns = False, []
+
+    def _open_case(self, command: list[Token]) -> None:
+        """Open ``case WORD in``, the last words of a command."""
+        *before, _, subject = command
+        if before:
+            self._command(before, "\n")
+        text = " ".join(word.text for word in self._expanded([_protected(subject)]))
+        self.frames.append(_Frame(active=False, subject=text, patterns=[]))
+        require_depth(len(self.frames), subject.line)
+
+    def _pattern(self, case: _Frame, patterns: list[Token], token: Token) -> None:
+        """Read a token of the patterns before a branch of ``case``, and take the branch where one of them matches first."""
+        if token.plain == "esac" and not patterns:
+            self.frames.pop()
+        elif token.kind == "word":
+            patterns.append(token)
+        elif token.text == ")":
+            words = [word.text for word in self._expanded(patterns)]
+            case.active, case.patterns = not case.done and any(fnmatchcase(case.subject, word) for word in words), None
+            case.done |= case.active
+
+    def _define(self, name: str, script: Sequence[Token], index: int) -> int:
+        """Keep the body of a function between the braces behind a place of a script; returns the place after it."""
+        while index < len(script) and script[index].kind == "operator":
+            index += 1
+        if index == len(script) or script[index].plain != "{":
+            return index
+        start, depth = index + 1, 1
+        while depth and index + 1 < len(script):
+            index += 1
+            depth += (script[index].plain == "{") - (script[index].plain == "}")
+        if self._active:
+            self.functions[name] = script[start:index]
+        return index + 1
 
     @property
     def _active(self) -> bool:
@@ -130,8 +188,8 @@ class _Shell:
         """Act on a word of the grammar at the head of a command; returns whether it was one, to be removed."""
         if word == "if":
             self.frames.append(_Frame(active=True, reading=True))
-        elif word in ("while", "until", "case"):
-            self.frames.append(_Frame(active=word != "case"))
+        elif word in ("while", "until"):
+            self.frames.append(_Frame(active=True))
             command[1:] = []
         elif word == "for":
             self.frames.append(_Frame(active=True))
@@ -165,33 +223,101 @@ class _Shell:
             return
         before = command[: len(command) - len(rest)]
         if rest[0].plain in ("export", "local", "declare", "readonly", "typeset"):
+            names = list(map(_name, rest[1:]))
+            if rest[0].plain == "export":
+                self.exported.update(names)
+            elif self.running and rest[0].plain != "readonly":
+                outer = self.running[next(reversed(self.running))]
+                outer |= {name: self.values.get(name) for name in names if name not in outer}
             for token in rest[1:]:
                 if token.kind == "array" or _assignment(token) is not None:
                     self._assign(token)
-            if rest[0].plain == "export":
-                self.exported.update(map(_name, rest[1:]))
             return
         self.unset = {}
         words = self._expanded([token for token in rest if token.kind == "word"])
-        if words:
-            names = sorted(self.exported | set(map(_name, before)))
-            environ = tuple((name, self._text(name)) for name in names if name in self.values)
-            self.commands.append(ShellCommand(tuple(words), tuple(self.unset), environ))
+        if not words:
+            return
+        names = sorted(self.exported | set(map(_name, before)))
+        environ = {name: self._text(name) for name in names if name in self.values}
+        if words[0].text in self.functions:
+            self._call(words[0].text, words[1:])
+        elif words[0].text == "eval":
+            self._inside(self, " ".join(word.text for word in words[1:]), words[-1].line)
+        elif (script := self._script(words, rest)) is not None:
+            text, line, arguments = script
+            self._inside(_Shell.of({**self.inherited, **environ}, arguments), text, line)
+        else:
+            self.commands.append(ShellCommand(tuple(words), tuple(self.unset), tuple(environ.items())))
+
+    def _call(self, name: str, arguments: Sequence[Word]) -> None:
+        """Run the body of a function, but not inside itself."""
+        if name in self.running:
+            return
+        self.depth += 1
+        require_depth(self.depth, arguments[0].line if arguments else 0)
+        self._spend(len(self.functions[name]), 0)
+        self.running[name] = {}
+        outer = self.arguments, self.frames
+        self.arguments, self.frames = tuple(word.text for word in arguments), []
+        self.run(self.functions[name])
+        self.arguments, self.frames = outer
+        self.values |= {local: value for local, value in self.running[name].items() if value is not None}
+        for local in [local for local, value in self.running.pop(name).items() if value is None]:
+            self.values.pop(local, None)
+        self.depth -= 1
+
+    def _script(self, words: Sequence[Word], command: Sequence[Token]) -> tuple[str, int, tuple[str, ...]] | None:
+        """A script that a command gets, its line and its arguments: by ``bash -c``, through ``ssh``, or in a here document."""
+        texts = [word.text for word in words]
+        names = [text.rpartition("/")[2] for text in texts]
+        for at, name in enumerate(names[:-2]):
+            if name in _SHELLS and re.fullmatch(r"-\w*c", texts[at + 1]):
+                return texts[at + 2], words[at + 2].line, tuple(texts[at + 4 :])
+        quoted = next((at for at, text in enumerate(texts) if re.search(r"\s", text)), None)
+        if names[0] in _REMOTE and quoted is not None:
+            return " ".join(texts[quoted:]), words[quoted].line, ()
+        document = next((token for token in command if token.kind == "document"), None)
+        is_written = names[0] == "tee" or (names[0] == "cat" and any(">" in token.text for token in command))
+        if document is None or not (is_written or _READERS.intersection(names)):
+            return None
+        parts = (self._joined(self._part(part), part.line) for part in document.parts)
+        return "".join(text for value in parts for text, _ in value), document.line, ()
+
+    def _inside(self, shell: _Shell, text: str, line: int) -> None:
+        """Run a script that stands in this one in a shell, and collect its commands."""
+        self.depth += 1
+        require_depth(self.depth, line)
+        self._spend(len(text), line)
+        unset, first, frames = tuple(self.unset), len(shell.commands), shell.frames
+        shell.frames, shell.steps, shell.depth = [], self.steps, self.depth
+        shell.run(tokens(text, line))
+        shell.frames, self.steps = frames, shell.steps
+        found = [replace(command, unset=tuple(dict.fromkeys((*unset, *command.unset)))) for command in shell.commands[first:]]
+        del shell.commands[first:]
+        self.commands += found
+        self.depth -= 1
 
     def _text(self, name: str) -> str:
         return "".join(text for value in self.values[name][:1] for text, _ in value)
 
     def _assign(self, token: Token) -> None:
+        self.unset = {}
         if token.kind == "array":
             name, appended = token.text.rstrip("+="), token.text.endswith("+=")
             elements: list[Value] = [[(word.text, word.line)] for word in self._expanded(token.elements)]
             self.values[name] = [*(self.values.get(name, []) if appended else []), *elements]
+            self._remember(name, appended)
             return
         name, appended, first = _assignment(token) or ("", False, "")
         head = WordPart("text", first, token.parts[0].line)
         value = [fragment for part in (head, *token.parts[1:]) for fragment in self._joined(self._part(part), part.line)]
         before = self.values.get(name, [[]])[0] if appended and self.values.get(name) else []
         self.values[name] = [[*before, *value]]
+        self._remember(name, appended)
+
+    def _remember(self, name: str, appended: bool) -> None:
+        """Keep which variables without a value a variable got its value from."""
+        self.unknown[name] = (*(self.unknown.get(name, ()) if appended else ()), *self.unset)
 
     def _expanded(self, words: Sequence[Token]) -> list[Word]:
         return [word for token in words for word in self._split(token)]
@@ -237,6 +363,8 @@ class _Shell:
         if part.kind == "command":
             return [[(re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
         values = self._parameter(part)
+        if part.quoted and part.text.endswith("*]"):
+            return [self._joined(values, part.line)]
         is_short = len(values) == 1 and not re.search(r"\s", "".join(text for text, _ in values[0]))
         return [[(text, part.line) for text, _ in values[0]]] if is_short else values
 
@@ -258,9 +386,7 @@ class _Shell:
         if length:
             return [[(str(len(known or []) if index else len(text)), part.line)]]
         is_given = known is not None and (bool(text) or not (sign or "").startswith(":"))
-        if sign in (":-", "-", ":=", "=", ":?", "?"):
-            if is_given or sign in (":?", "?"):
-                return values
+        if sign in (":-", "-", ":=", "=") and not is_given:
             default = self._joined([[(w.text, w.line)] for w in self._expanded(tokens(operand, part.line))], part.line)
             if "=" in sign:
                 self.values[name] = [default]
@@ -268,11 +394,10 @@ class _Shell:
         if sign in (":+", "+"):
             words = self._expanded(tokens(operand, part.line)) if is_given else []
             return [self._joined([[(word.text, word.line)] for word in words], part.line)]
+        self.unset.update(dict.fromkeys((name,) if known is None and name not in "@*" else self.unknown.get(name, ())))
         if sign in ("%", "%%", "#", "##"):
             self._spend(len(text) ** 2 // 10, part.line)
             return [[(_trimmed(text, sign, operand), part.line)]]
-        if known is None and name not in "@*":
-            self.unset[name] = None
         return values
 
     def _lookup(self, name: str) -> list[Value] | None:
@@ -325,6 +450,10 @@ class _Shell:
         return holds != negated
 
 
+_SHELLS: Final = frozenset({"bash", "sh", "zsh", "dash"})
+_REMOTE: Final = frozenset({"ssh", "pdsh"})
+_READERS: Final = _SHELLS | _REMOTE | {"sbatch", "qsub"}
+"""Programs that run a script from their standard input."""
 _PARAMETER: Final = re.compile(
     r"(?P<length>#?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?])(?P<index>\[[^\]]*\])?"
     r"(?:(?P<operator>:[-=+?]|[-=+?]|%%?|##?)(?P<operand>.*))?",
@@ -333,6 +462,14 @@ _PARAMETER: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _COMPARISONS: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
+
+
+def _function(command: Sequence[Token], token: Token, following: Sequence[Token]) -> str | None:
+    """The name of a function that a token begins to define behind the words of a command; None where it does not."""
+    is_marked = len(command) == 2 and command[0].plain == "function"
+    if token.text == "(" and following[0].text == ")" and (len(command) == 1 or is_marked):
+        return command[-1].plain
+    return command[1].plain if token.plain == "{" and is_marked else None
 
 
 def _assignment(token: Token) -> tuple[str, bool, str] | None:
@@ -357,8 +494,6 @@ def _protected(token: Token) -> Token:
 
 def _trimmed(text: str, sign: str, pattern: str) -> str:
     """Text without the beginning or the end that matches a shell pattern."""
-    from fnmatch import fnmatchcase
-
     cuts = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
     for cut in cuts:
         piece = text[:cut] if "#" in sign else text[cut:]

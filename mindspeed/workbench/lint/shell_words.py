@@ -35,9 +35,9 @@ class WordPart:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Hold a word with its parts, an operator such as ``;`` or a newline, or an array assignment with its elements."""
+    """Hold a word, an operator such as ``;`` or a newline, an array assignment with its elements, or a here document."""
 
-    kind: Literal["word", "operator", "array"]
+    kind: Literal["word", "operator", "array", "document"]
     line: int
     parts: tuple[WordPart, ...] = ()
     text: str = ""
@@ -51,7 +51,7 @@ class Token:
 
 _TOKEN: Final = re.compile(
     r"(?P<newline>\n)|(?P<passed>[ \t\r]+|\\(?:\r?\n|\Z)|#[^\n]*)|(?P<array>[A-Za-z_]\w*\+?=)\("
-    r"|<<-?\s*(['\"]?)(?P<heredoc>\w+)\4|(?P<operator>&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\))"
+    r"|<<-?\s*(?P<quote>['\"]?)(?P<heredoc>\w+)(?P=quote)|(?P<operator>&&|\|\||;;|;|\||&>>?|[0-9]*>>?&?|[0-9]*<<?-?|&|\(|\))"
 )
 """Match the tokens that are not words."""
 _PIECE: Final = re.compile(
@@ -62,6 +62,8 @@ _PIECE: Final = re.compile(
 """A piece of a word."""
 _INSIDE: Final = re.compile(r"\\[\n$`\"\\]|\\|[$`]|[^\"$`\\]+")
 """A piece of a text between double quotes."""
+_INSIDE_DOCUMENT: Final = re.compile(r"\\[\n$`\\]|\\|[$`]|[^$`\\]+")
+"""A piece of a here document whose variables are expanded."""
 _NAME: Final = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!]")
 
 
@@ -77,7 +79,7 @@ class _Lexer:
 
     def __init__(self, text: str, line: int) -> None:
         self.text, self.at, self.line = text, 0, line
-        self.skipped_until: str | None = None
+        self.document: tuple[str, bool] | None = None
 
     def tokens(self, end: str = "", depth: int = 0) -> Iterator[Token]:
         require_depth(depth, self.line)
@@ -88,13 +90,14 @@ class _Lexer:
                 continue
             self._go_to(found.end())
             if found["newline"]:
+                if self.document is not None:
+                    yield self._document(*self.document)
                 yield Token("operator", line, text="\n")
-                self._skip_document()
             elif found["array"]:
                 elements = tuple(token for token in self.tokens(")", depth + 1) if token.kind == "word")
                 yield Token("array", line, text=found["array"], elements=elements)
             elif found["heredoc"]:
-                self.skipped_until = found["heredoc"]
+                self.document = found["heredoc"], bool(found["quote"])
             elif found["operator"]:
                 yield Token("operator", line, text=found["operator"])
         self.at += 1
@@ -105,12 +108,18 @@ class _Lexer:
         self.line += passed.count("\n")
         return passed
 
-    def _skip_document(self) -> None:
-        """Pass over the lines of a here document that begins at this line."""
-        while self.skipped_until is not None and self.at < len(self.text):
+    def _document(self, end: str, is_literal: bool) -> Token:
+        """Read the lines of a here document, which begins at this line, up to its end."""
+        self.document, start, lines = None, self.line, list[str]()
+        while self.at < len(self.text):
             stop = _or_end(self.text.find("\n", self.at), self.text)
-            if self._go_to(min(stop + 1, len(self.text))).strip() == self.skipped_until:
-                self.skipped_until = None
+            read = self._go_to(min(stop + 1, len(self.text)))
+            if read.strip() == end:
+                break
+            lines.append(read)
+        text = "".join(lines)
+        parts = _lines(text, start) if is_literal else _Lexer(text, start)._parts(_INSIDE_DOCUMENT)
+        return Token("document", start, tuple(parts))
 
     def _word(self) -> Token:
         line, parts = self.line, list[WordPart]()
@@ -131,8 +140,14 @@ class _Lexer:
     def _quoted(self) -> list[WordPart]:
         """The parts between double quotes, one for each line of text."""
         self.at += 1
-        parts, text, line = [], "", self.line
-        while (found := _INSIDE.match(self.text, self.at)) is not None:
+        line, parts = self.line, self._parts(_INSIDE)
+        self.at += 1
+        return parts or [WordPart("text", "", line, quoted=True)]
+
+    def _parts(self, piece: re.Pattern[str]) -> list[WordPart]:
+        """The parts of a text that consists of such pieces, in which only variables and commands are expanded."""
+        parts, text, line = list[WordPart](), "", self.line
+        while (found := piece.match(self.text, self.at)) is not None:
             if found.group() in ("$", "`"):
                 parts += [*_lines(text, line), self._expansion(quoted=True)]
                 text, line = "", self.line
@@ -141,8 +156,7 @@ class _Lexer:
                 text, line = "", self.line
             else:
                 text += found.group()[1:] if len(found.group()) == 2 and found.group()[0] == "\\" else found.group()
-        self.at += 1
-        return [*parts, *_lines(text, line)] or [WordPart("text", "", line, quoted=True)]
+        return [*parts, *_lines(text, line)]
 
     def _expansion(self, quoted: bool) -> WordPart:
         line, at = self.line, self.at
