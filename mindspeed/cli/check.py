@@ -110,21 +110,17 @@ def check(
 
 def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> list[CheckedCommand]:
     from mindspeed.problems import MindSpeedError
-    from mindspeed.workbench.lint.launched_command import command_of_words, commands_of_file, no_command
+    from mindspeed.workbench.lint.launched_command import command_of_words, commands_of_file
 
     words: list[str] | None = click.get_current_context().meta.get(WORDS)
     found: list[LaunchedCommand | CheckedCommand] = []
     if words is not None:
         found.append(command_of_words(words))
-    for path in paths:
-        before = len(found)
-        for file in _files(path):
-            try:
-                found += commands_of_file(file, os.environ)
-            except MindSpeedError as error:
-                found.append(CheckedCommand(file, 0, "", tuple(error.problems)))
-        if len(found) == before:
-            found.append(CheckedCommand(path, 0, "", (no_command(path),)))
+    for file in _files(paths):
+        try:
+            found += commands_of_file(file, os.environ)
+        except MindSpeedError as error:
+            found.append(CheckedCommand(file, 0, "", tuple(error.problems)))
     if not paths and words is None:
         return [_planned(request)]
     commands = [one for one in found if not isinstance(one, CheckedCommand)]
@@ -132,9 +128,10 @@ def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> li
     return [one if isinstance(one, CheckedCommand) else _of_command(one, *next(plans)) for one in found]
 
 
-def _files(path: str) -> list[str]:
-    """The scripts below a folder, or a single file."""
-    return sorted(map(str, Path(path).rglob("*.sh"))) if os.path.isdir(path) else [path]
+def _files(paths: tuple[str, ...]) -> list[str]:
+    """The scripts among some paths and below them."""
+    folders = {path: sorted(map(str, Path(path).rglob("*.sh"))) for path in paths if os.path.isdir(path)}
+    return [file for path in paths for file in folders.get(path, [path])]
 
 
 def _of_command(
@@ -221,6 +218,8 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
         click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
         for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
             click.echo(line)
+    if not checked:
+        click.echo(gettext("no training commands found"))
 
 
 def _notes(one: CheckedCommand) -> Iterator[str]:

@@ -139,16 +139,13 @@ def test_commands_inside_functions_shells_branches_and_documents_are_checked(scr
     assert [row["message"] for row in problems_of(str(tmp_path))] == ["--seed is 'x', not a whole number"]
 
 
-def test_what_contains_no_command_is_a_problem(tmp_path):
-    (tmp_path / "empty").mkdir()
+def test_a_script_whose_command_cannot_be_read_is_a_problem(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text("torchrun pretrain_gpt.py $(cat arguments)\n")
-    for path in (script, tmp_path, tmp_path / "empty"):
-        (problem,) = problems_of(str(path))
-        assert (problem["code"], problem["where"]) == ("MS301", str(path))
-        assert problem["message"].endswith(
-            "contains no command that runs a Python script with Megatron-LM's training arguments"
-        )
+    script.write_text(f"torchrun pretrain_gpt.py $(echo {SIZES})\n")
+    (tmp_path / "arguments.sh").write_text(f"ARGS='{SIZES}'\n# for pretrain_gpt.py\n")
+    (problem,) = problems_of(str(tmp_path))
+    assert (problem["code"], problem["where"]) == ("MS301", str(script))
+    assert problem["message"].endswith("can be read, although it has a program and Megatron-LM's training arguments")
 
 
 def test_strict_refuses_what_is_left_out():

@@ -63,7 +63,7 @@ def command_of_file(path: str | Path, environ: Mapping[str, str]) -> LaunchedCom
 
 
 def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[LaunchedCommand]:
-    """Every training command of such a file."""
+    """Every training command of such a file, which is none for one without a program or without training arguments."""
     try:
         if not Path(path).is_file():
             raise ResolutionError([_unreadable(str(path), "it is not a file")])
@@ -78,7 +78,15 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
         raise ResolutionError([_unreadable(str(path), error.strerror or str(error))]) from None
     except ShellLimit as limit:
         raise ResolutionError([_unreadable(str(path), str(limit))]) from None
-    return list(_trainings(commands, str(path)))
+    found = list(_trainings(commands, str(path)))
+    if not found and _seems_to_train(text):
+        raise ResolutionError([_no_command(str(path), "contains no command that can be read, although it has a program and")])
+    return found
+
+
+def _seems_to_train(text: str) -> bool:
+    code = re.sub(r"(?m)^\s*#.*", "", text)
+    return ".py" in code and any(option in code for option in _TRAINS)
 
 
 def _unreadable(path: str, reason: str) -> Problem:
@@ -110,18 +118,17 @@ def training_commands(text: str, source: str) -> list[LaunchedCommand]:
     return list(_trainings(shell_commands(text), source))
 
 
-def no_command(source: str) -> Problem:
-    """The problem of a file, or of a folder, in which no training command is found."""
-    text = f"{source} contains no command that runs a Python script with Megatron-LM's training arguments"
-    return Problem("MS301", text, where=source, fix=advice("mindspeed check -- pretrain_gpt.py --num-layers 2 ..."))
-
-
 def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     found = list(commands)
     if not found:
-        raise ResolutionError([no_command(source)])
+        raise ResolutionError([_no_command(source, "contains no command that runs a Python script with")])
     first, *rest = found
     return replace(first, others=tuple(command.line for command in rest))
+
+
+def _no_command(source: str, text: str) -> Problem:
+    fix = advice("mindspeed check -- pretrain_gpt.py --num-layers 2 ...")
+    return Problem("MS301", f"{source} {text} Megatron-LM's training arguments", where=source, fix=fix)
 
 
 def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = True) -> Iterator[LaunchedCommand]:
