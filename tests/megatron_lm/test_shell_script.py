@@ -46,7 +46,7 @@ SNIPPETS = [
     "S=7b; case $S in\n  7b) L=32; A=1;;\n  13b|70b) L=40 ;;\n  *) L=1\nesac\nshow $L $A",
     'for S in 70b; do case "$S" in (7b) show 7;; 13b | 7*b) show many; show more;; *) show none;; esac; done; show end',
     "case $NONE in a) show a;; esac; case x in *) case y in y) show nested;; esac; show outer;; esac",
-    'export X=1; Y=2; bash -c "show $Y \\$X"; bash -lc \'show "$X" $1 "$Y"\' name one; eval "show $Y; show \\$Y"; show end',
+    'export X=1; Y=2; bash -e -c "show $Y \\$X"; bash -ec \'show "$X" $1 "$Y"\' name one; eval "show $Y; show \\$Y"; show end',
     "X=1\nbash <<EOF\nshow $X \\$X\nEOF\nbash <<'EOF'\nshow $X 'a b'\nEOF\nshow end",
     'A=(x y); show "${A[*]}" ${A[*]} "a ${A[*]} b"; eval show \'$A\'',
 ]
@@ -117,6 +117,15 @@ def test_a_document_for_a_shell_or_a_file_is_a_script(reader: str) -> None:
 @pytest.mark.parametrize("reader", ["cat <<EOF", "python - <<EOF"])
 def test_another_document_is_no_script(reader: str) -> None:
     assert [command.words[0].text for command in shell_commands(DOCUMENT.format(reader))] == [reader.split()[0]]
+
+
+def test_a_script_for_a_shell_keeps_its_launcher() -> None:
+    assert words("mpirun -np 8 bash -x -c 'cd a; python b.py'; ssh h 'run c'; eval run d") == [
+        ["mpirun", "-np", "8", "cd", "a"],
+        ["mpirun", "-np", "8", "python", "b.py"],
+        ["ssh", "h", "run", "c"],
+        ["run", "d"],
+    ]
 
 
 def test_functions_that_call_themselves_or_many_others_end() -> None:

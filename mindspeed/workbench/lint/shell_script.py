@@ -11,8 +11,9 @@ import ast
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
@@ -54,6 +55,16 @@ def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[st
     shell = _Shell.of(environ or {}, tuple(arguments))
     shell.run(tokens(text))
     return shell.commands
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """Hold a script that a command of another one gets, its line, its arguments, and the words by which it is launched."""
+
+    text: str
+    line: int
+    arguments: tuple[str, ...] = ()
+    launcher: tuple[Word, ...] = ()
 
 
 @dataclass(slots=True)
@@ -242,10 +253,9 @@ class _Shell:
         if words[0].text in self.functions:
             self._call(words[0].text, words[1:])
         elif words[0].text == "eval":
-            self._inside(self, " ".join(word.text for word in words[1:]), words[-1].line)
+            self._inside(self, _Script(" ".join(word.text for word in words[1:]), words[-1].line))
         elif (script := self._script(words, rest)) is not None:
-            text, line, arguments = script
-            self._inside(_Shell.of({**self.inherited, **environ}, arguments), text, line)
+            self._inside(_Shell.of({**self.inherited, **environ}, script.arguments), script)
         else:
             self.commands.append(ShellCommand(tuple(words), tuple(self.unset), tuple(environ.items())))
 
@@ -266,35 +276,39 @@ class _Shell:
             self.values.pop(local, None)
         self.depth -= 1
 
-    def _script(self, words: Sequence[Word], command: Sequence[Token]) -> tuple[str, int, tuple[str, ...]] | None:
-        """A script that a command gets, its line and its arguments: by ``bash -c``, through ``ssh``, or in a here document."""
+    def _script(self, words: Sequence[Word], command: Sequence[Token]) -> _Script | None:
+        """The script that a command gets by ``bash -c``, through ``ssh``, or in a here document."""
         texts = [word.text for word in words]
         names = [text.rpartition("/")[2] for text in texts]
-        for at, name in enumerate(names[:-2]):
-            if name in _SHELLS and re.fullmatch(r"-\w*c", texts[at + 1]):
-                return texts[at + 2], words[at + 2].line, tuple(texts[at + 4 :])
+        for at in (at for at, name in enumerate(names) if name in _SHELLS):
+            options = list(takewhile(lambda text: text.startswith("-"), texts[at + 1 :]))
+            text = at + 1 + len(options)
+            if text < len(texts) and any(re.fullmatch(r"-\w*c", option) for option in options):
+                return _Script(texts[text], words[text].line, tuple(texts[text + 2 :]), tuple(words[:at]))
         quoted = next((at for at, text in enumerate(texts) if re.search(r"\s", text)), None)
         if names[0] in _REMOTE and quoted is not None:
-            return " ".join(texts[quoted:]), words[quoted].line, ()
+            return _Script(" ".join(texts[quoted:]), words[quoted].line, (), tuple(words[:quoted]))
         document = next((token for token in command if token.kind == "document"), None)
         is_written = names[0] == "tee" or (names[0] == "cat" and any(">" in token.text for token in command))
         if document is None or not (is_written or _READERS.intersection(names)):
             return None
         parts = (self._joined(self._part(part), part.line) for part in document.parts)
-        return "".join(text for value in parts for text, _ in value), document.line, ()
+        return _Script("".join(text for value in parts for text, _ in value), document.line)
 
-    def _inside(self, shell: _Shell, text: str, line: int) -> None:
+    def _inside(self, shell: _Shell, script: _Script) -> None:
         """Run a script that stands in this one in a shell, and collect its commands."""
         self.depth += 1
-        require_depth(self.depth, line)
-        self._spend(len(text), line)
+        require_depth(self.depth, script.line)
+        self._spend(len(script.text), script.line)
         unset, first, frames = tuple(self.unset), len(shell.commands), shell.frames
         shell.frames, shell.steps, shell.depth = [], self.steps, self.depth
-        shell.run(tokens(text, line))
+        shell.run(tokens(script.text, script.line))
         shell.frames, self.steps = frames, shell.steps
-        found = [replace(command, unset=tuple(dict.fromkeys((*unset, *command.unset)))) for command in shell.commands[first:]]
+        found = shell.commands[first:]
         del shell.commands[first:]
-        self.commands += found
+        for command in found:
+            names = tuple(dict.fromkeys((*unset, *command.unset)))
+            self.commands.append(ShellCommand((*script.launcher, *command.words), names, command.environ))
         self.depth -= 1
 
     def _text(self, name: str) -> str:
