@@ -110,7 +110,7 @@ def test_the_least_limit_is_kept_and_a_smaller_one_refused(shape: PipelineShape)
 
 
 @pytest.mark.parametrize("recompute", ["none", "all", "least"])
-@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (4, 2)])
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_a_group_of_any_size_has_a_complete_schedule_near_the_bound(pp: int, vpp: int, recompute: Any) -> None:
     for group in (pp, pp + 1, pp + 2, 2 * pp, 3 * pp):
         for micro_batches in (group - 1, group, group + 1, 2 * group):

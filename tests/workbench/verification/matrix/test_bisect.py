@@ -58,9 +58,9 @@ platform: cpu
 @pytest.mark.parametrize(
     ("fails", "culprits"),
     [
-        ("3 if 'async-ddp' in job['features'] else 0", ["async-ddp"]),
+        pytest.param("3 if 'async-ddp' in job['features'] else 0", ["async-ddp"], marks=pytest.mark.long),
         ("3 if {'recompute', 'deterministic'} <= set(job['features']) else 0", ["deterministic", "recompute"]),
-        ("3 if job['settings'].get('profiler') else 0", ["profiler", "profiler.start=3"]),
+        pytest.param("3 if job['settings'].get('profiler') else 0", ["profiler", "profiler.start=3"], marks=pytest.mark.long),
         ("0", []),
     ],
 )
