@@ -125,6 +125,16 @@ def test_a_value_that_only_a_run_would_know_is_not_checked(tmp_path):
         assert text in result.output
 
 
+def test_a_script_is_checked_with_its_arguments(tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text(f"TP=$1\ntorchrun --nproc-per-node 2 pretrain_gpt.py {SIZES} --tensor-model-parallel-size $TP\n")
+    result = run("--json", "--", "bash", str(script), "2")
+    assert result.exit_code == 0, result.output
+    (command,) = json.loads(result.stdout)["commands"]
+    assert (command["file"], command["line"]) == (str(script), 2)
+    assert command["plan"]["world"]["tp"] == 2
+
+
 @pytest.mark.parametrize(
     "script",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
 from mindspeed.problems import Fix, Problem, ResolutionError, advice
-from mindspeed.workbench.lint.shell_script import ShellCommand, Word, shell_commands
+from mindspeed.workbench.lint.shell_script import SHELLS, ShellCommand, Word, shell_commands
 from mindspeed.workbench.lint.shell_words import MAX_CHARACTERS, ShellLimit
 
 COMMAND_LINE: Final = "command line"
@@ -53,7 +54,9 @@ class LaunchedCommand:
 
 
 def command_of_words(words: Sequence[str]) -> LaunchedCommand:
-    """The training command among words, with or without its launcher."""
+    """The training command among words, with or without its launcher, or of the script that a shell gets with its arguments."""
+    if len(words) > 1 and words[0].rpartition("/")[2] in SHELLS and not words[1].startswith("-"):
+        return _only(iter(commands_of_file(words[1], os.environ, words[2:])), words[1])
     return _only(_trainings([ShellCommand(tuple(Word(text, 0) for text in words))], COMMAND_LINE, strict=False), COMMAND_LINE)
 
 
@@ -62,7 +65,7 @@ def command_of_file(path: str | Path, environ: Mapping[str, str]) -> LaunchedCom
     return _only(iter(commands_of_file(path, environ)), str(path))
 
 
-def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[LaunchedCommand]:
+def commands_of_file(path: str | Path, environ: Mapping[str, str], arguments: Sequence[str] = ()) -> list[LaunchedCommand]:
     """Every training command of such a file, which is none for one without a program or without training arguments."""
     try:
         if not Path(path).is_file():
@@ -73,7 +76,9 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str]) -> list[Launc
             raise ResolutionError([_job_file(str(path))])
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             text = file.read(MAX_CHARACTERS + 1)
-        commands = _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, (), environ)
+        commands = (
+            _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, arguments, environ)
+        )
     except OSError as error:
         raise ResolutionError([_unreadable(str(path), error.strerror or str(error))]) from None
     except ShellLimit as limit:

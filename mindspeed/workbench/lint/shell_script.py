@@ -280,7 +280,7 @@ class _Shell:
         """The script that a command gets by ``bash -c``, through ``ssh``, or in a here document."""
         texts = [word.text for word in words]
         names = [text.rpartition("/")[2] for text in texts]
-        for at in (at for at, name in enumerate(names) if name in _SHELLS):
+        for at in (at for at, name in enumerate(names) if name in SHELLS):
             options = list(takewhile(lambda text: text.startswith("-"), texts[at + 1 :]))
             text = at + 1 + len(options)
             if text < len(texts) and any(re.fullmatch(r"-\w*c", option) for option in options):
@@ -464,9 +464,9 @@ class _Shell:
         return holds != negated
 
 
-_SHELLS: Final = frozenset({"bash", "sh", "zsh", "dash"})
+SHELLS: Final = frozenset({"bash", "sh", "zsh", "dash"})
 _REMOTE: Final = frozenset({"ssh", "pdsh"})
-_READERS: Final = _SHELLS | _REMOTE | {"sbatch", "qsub"}
+_READERS: Final = SHELLS | _REMOTE | {"sbatch", "qsub"}
 """Programs that run a script from their standard input."""
 _PARAMETER: Final = re.compile(
     r"(?P<length>#?)(?P<name>[A-Za-z_]\w*|[0-9]+|[@*#?])(?P<index>\[[^\]]*\])?"
