@@ -210,11 +210,34 @@ PAIRS += [
 DECAY = "--train-samples 9 --lr-decay-samples 5 --lr-warmup-samples"
 RATES = "--lr 1e-4 --lr-warmup-init"
 FALLING = "--weight-decay-incr-style linear --end-weight-decay 0.1 --start-weight-decay"
+GROUPED = "--num-experts 8 --moe-router-num-groups 4 --moe-router-group-topk"
+LAYERS = "--num-experts 8 --num-layers 4 --moe-layer-freq"
+LINEAR = "--experimental-attention-variant gated_delta_net --num-layers 4 --linear-attention-freq"
+SHARING = "--num-experts 8 --expert-tensor-parallel-size 2"
+SPLIT = "--num-experts 8 --tensor-model-parallel-size 2 --moe-ffn-hidden-size"
+LATENT_EXPERTS = "--num-experts 8 --moe-latent-size 64 --transformer-impl"
+ROTARY = "--position-embedding-type rope --hidden-size 66 --num-attention-heads 2"
+LEGACY = "--use-rotary-position-embeddings --kv-channels"
 PAIRS += [
     ("warm-up-of-samples-beyond-the-decay", f"{DECAY} 5", f"{DECAY} 4"),
     ("warm-up-of-all-samples", "--train-samples 9 --lr-warmup-samples 9", "--train-samples 9 --lr-warmup-samples 8"),
     ("warm-up-from-above", f"{RATES} 1e-3", f"{RATES} 1e-4"),
     ("weight-decay-that-falls", f"{FALLING} 0.2", f"{FALLING} 0.1"),
+    ("more-experts-per-token-than-experts", "--num-experts 8 --moe-router-topk 9", "--num-experts 8 --moe-router-topk 8"),
+    ("more-experts-per-token-than-in-its-groups", f"{GROUPED} 1 --moe-router-topk 3", f"{GROUPED} 1 --moe-router-topk 2"),
+    ("more-groups-than-experts-per-token", f"{GROUPED} 3 --moe-router-topk 2", f"{GROUPED} 4 --moe-router-topk 2"),
+    ("expert-layers-of-another-number", f"{LAYERS} [0,1,1]", f"{LAYERS} [0,1,1,1]"),
+    ("expert-layers-of-another-number", f"{LAYERS} ([0]+[1]*2)*2", f"{LAYERS} ([0]+[1])*2"),
+    ("expert-layers-of-another-number", f"{LAYERS} ([1]*5)", f"{LAYERS} 3"),
+    ("linear-attention-layers-of-another-number", f"{LINEAR} [1]*3", f"{LINEAR} [1]*3+[0]"),
+    ("experts-that-tensor-ranks-cannot-share", f"{SHARING} --ffn-hidden-size 65", f"{SHARING} --moe-ffn-hidden-size 64"),
+    ("experts-that-all-tensor-ranks-cannot-share", f"{SPLIT} 65", f"{SPLIT} 65 --expert-tensor-parallel-size 1"),
+    ("latent-experts-without-transformer-engine", f"{LATENT_EXPERTS} local", f"{LATENT_EXPERTS} transformer_engine"),
+    ("positions-of-images-in-a-text-model", "--position-embedding-type mrope", "--position-embedding-type rope"),
+    ("rotary-embedding-of-an-odd-width", f"{LEGACY} 33", f"{LEGACY} 34"),
+    ("rotary-embedding-of-an-odd-width", f"{LEGACY} 33", f"{LEGACY} 33 --rotary-percent 0.5"),
+    ("rotary-embedding-of-heads-of-an-odd-width", ROTARY, f"{ROTARY} --kv-channels 34"),
+    ("rotary-part-of-an-odd-width", "--multi-latent-attention --qk-pos-emb-head-dim 15", "--multi-latent-attention"),
 ]
 CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
@@ -226,6 +249,8 @@ CASES += [
     ("prediction-loss-by-replica", "0.19.0", "--mtp-num-layers 1 --calculate-per-token-loss", {}, True),
     ("prediction-loss-by-replica", "0.16.1", "--mtp-num-layers 1 --calculate-per-token-loss", {}, False),
     *((name, "0.16.1", words, {}, caught) for name, wrong, right in PAIRS for words, caught in ((wrong, True), (right, False))),
+    ("ramp-up-without-an-effect", "0.19.0", "--rampup-batch-size 8 8 99", {}, True),
+    ("ramp-up-without-an-effect", "0.16.1", "--rampup-batch-size 8 8 99", {}, False),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M- --num-layers 4", {}, True),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M-", {}, False),
     ("fault-tolerance-without-its-launcher", "0.16.1", "--enable-ft-package", {}, True),
@@ -267,6 +292,17 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
 def test_a_trap_of_a_launcher_is_one_under_it_alone(launcher, found):
     traps = traps_of({"enable_ft_package": True}, surface_or_nearest("0.16.1"), {}, "cuda", launcher)
     assert [trap.name for trap in traps if trap.launchers] == found
+
+
+def test_a_trap_of_a_program_is_one_in_it_alone():
+    words = {"position_embedding_type": "mrope"}
+    found = {
+        program: [trap.name for trap in traps_of(words, surface_or_nearest("0.16.1"), {}, "npu", "", program)]
+        for program in ("examples/pretrain_gpt.py", "pretrain_vlm.py", "")
+    }
+    assert {program for program, names in found.items() if "positions-of-images-in-a-text-model" in names} == {
+        "examples/pretrain_gpt.py"
+    }
 
 
 def test_a_plan_warns_of_the_traps_of_its_script():
