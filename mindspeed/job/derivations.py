@@ -231,7 +231,7 @@ def layers_with_experts(values: Values, names: Names) -> int | None:
     """
     frequency, layers, experts = (values.get(name) for name in names)
     if isinstance(frequency, str):
-        frequency = _listed(frequency)
+        frequency = listed(frequency)
     if frequency in (None, 0, 1) or not layers or not experts:
         return None
     return sum(map(bool, frequency)) if isinstance(frequency, list | tuple) else -(-layers // int(frequency))
@@ -239,24 +239,17 @@ def layers_with_experts(values: Values, names: Names) -> int | None:
 
 def expert_layers(frequency: str, layers: int) -> list[bool] | None:
     """Return for each layer whether it has experts, from the text of ``--moe-layer-freq``; None for another expression."""
-    every = _listed(frequency)
+    every = listed(frequency)
     if isinstance(every, int):
         return [layer % every == 0 for layer in range(layers)] if every else None
     return None if every is None else [*map(bool, every)]
 
 
-def _listed(text: str) -> list[int] | int | None:
-    """Compute a whole number, or a sum of lists of numbers times a count; None for another expression."""
+def listed(text: str) -> list[int] | int | None:
+    """Compute a whole number, or an expression of lists; None for another expression."""
     if text.strip().isdigit():
         return int(text)
-    listed: list[int] = []
-    for term in text.strip().strip("()").split("+"):
-        found = _TERM.fullmatch(term.strip().strip("()"))
-        if found is None:
-            return None
-        numbers = [int(number) for number in found[1].split(",") if number.strip()]
-        listed += numbers * int(found[2] or 1)
-    return listed
+    from mindspeed.job.list_expression import computed
 
-
-_TERM: Final = re.compile(r"\[([0-9, ]*)\](?:\s*\*\s*(\d+))?")
+    found: list[int] | int | None = computed(text)
+    return found

@@ -106,7 +106,18 @@ def test_a_field_that_nobody_gave_is_unknown_or_megatrons_default():
 
 
 @pytest.mark.parametrize(
-    ("frequency", "layers"), [("[0]*1+[1]*2", 2), ("([0]*3 + [1]*1)", 1), ("[0, 1]*2", 2), ("2", 2), ("f(4)", None), (1, None)]
+    ("frequency", "layers"),
+    [
+        ("[0]*1+[1]*2", 2),
+        ("([0]*3 + [1]*1)", 1),
+        ("[0, 1]*2", 2),
+        ("([1]*3+[0]*1)*3", 9),
+        ("2", 2),
+        ("f(4)", None),
+        ("[1", None),
+        ("[1]+2", None),
+        (1, None),
+    ],
 )
 def test_layers_with_experts_are_counted_in_the_expression_of_a_command_line(frequency, layers):
     values = {"moe_layer_freq": frequency, "num_layers": 4, "num_experts": 8}

@@ -4,6 +4,7 @@ import pytest
 
 from mindspeed.engine.planning.plan import ActivationPlan
 from mindspeed.engine.resolution.environment import made_up, version_in
+from mindspeed.job.fields import FIELDS
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
 from mindspeed.workbench.lint.launched_command import training_commands
@@ -206,6 +207,38 @@ PAIRS += [
     ("weighed-inputs-of-several-experts", f"{WEIGHED} 2", f"{WEIGHED} 1"),
     ("predictions-recomputed-in-groups", f"{PREDICTED} uniform", f"{PREDICTED} block"),
 ]
+DECAY = "--train-samples 9 --lr-decay-samples 5 --lr-warmup-samples"
+RATES = "--lr 1e-4 --lr-warmup-init"
+FALLING = "--weight-decay-incr-style linear --end-weight-decay 0.1 --start-weight-decay"
+GROUPED = "--num-experts 8 --moe-router-num-groups 4 --moe-router-group-topk"
+LAYERS = "--num-experts 8 --num-layers 4 --moe-layer-freq"
+LINEAR = "--experimental-attention-variant gated_delta_net --num-layers 4 --linear-attention-freq"
+SHARING = "--num-experts 8 --expert-tensor-parallel-size 2"
+SPLIT = "--num-experts 8 --tensor-model-parallel-size 2 --moe-ffn-hidden-size"
+LATENT_EXPERTS = "--num-experts 8 --moe-latent-size 64 --transformer-impl"
+ROTARY = "--position-embedding-type rope --hidden-size 66 --num-attention-heads 2"
+LEGACY = "--use-rotary-position-embeddings --kv-channels"
+PAIRS += [
+    ("warm-up-of-samples-beyond-the-decay", f"{DECAY} 5", f"{DECAY} 4"),
+    ("warm-up-of-all-samples", "--train-samples 9 --lr-warmup-samples 9", "--train-samples 9 --lr-warmup-samples 8"),
+    ("warm-up-from-above", f"{RATES} 1e-3", f"{RATES} 1e-4"),
+    ("weight-decay-that-falls", f"{FALLING} 0.2", f"{FALLING} 0.1"),
+    ("more-experts-per-token-than-experts", "--num-experts 8 --moe-router-topk 9", "--num-experts 8 --moe-router-topk 8"),
+    ("more-experts-per-token-than-in-its-groups", f"{GROUPED} 1 --moe-router-topk 3", f"{GROUPED} 1 --moe-router-topk 2"),
+    ("more-groups-than-experts-per-token", f"{GROUPED} 3 --moe-router-topk 2", f"{GROUPED} 4 --moe-router-topk 2"),
+    ("expert-layers-of-another-number", f"{LAYERS} [0,1,1]", f"{LAYERS} [0,1,1,1]"),
+    ("expert-layers-of-another-number", f"{LAYERS} ([0]+[1]*2)*2", f"{LAYERS} ([0]+[1])*2"),
+    ("expert-layers-of-another-number", f"{LAYERS} ([1]*5)", f"{LAYERS} 3"),
+    ("linear-attention-layers-of-another-number", f"{LINEAR} [1]*3", f"{LINEAR} [1]*3+[0]"),
+    ("experts-that-tensor-ranks-cannot-share", f"{SHARING} --ffn-hidden-size 65", f"{SHARING} --moe-ffn-hidden-size 64"),
+    ("experts-that-all-tensor-ranks-cannot-share", f"{SPLIT} 65", f"{SPLIT} 65 --expert-tensor-parallel-size 1"),
+    ("latent-experts-without-transformer-engine", f"{LATENT_EXPERTS} local", f"{LATENT_EXPERTS} transformer_engine"),
+    ("positions-of-images-in-a-text-model", "--position-embedding-type mrope", "--position-embedding-type rope"),
+    ("rotary-embedding-of-an-odd-width", f"{LEGACY} 33", f"{LEGACY} 34"),
+    ("rotary-embedding-of-an-odd-width", f"{LEGACY} 33", f"{LEGACY} 33 --rotary-percent 0.5"),
+    ("rotary-embedding-of-heads-of-an-odd-width", ROTARY, f"{ROTARY} --kv-channels 34"),
+    ("rotary-part-of-an-odd-width", "--multi-latent-attention --qk-pos-emb-head-dim 15", "--multi-latent-attention"),
+]
 CONTEXT = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --context-parallel-size 2"
 CASES += [
     ("auxiliary-losses-under-context-parallelism", "0.15.3", CONTEXT, {}, True),
@@ -216,6 +249,8 @@ CASES += [
     ("prediction-loss-by-replica", "0.19.0", "--mtp-num-layers 1 --calculate-per-token-loss", {}, True),
     ("prediction-loss-by-replica", "0.16.1", "--mtp-num-layers 1 --calculate-per-token-loss", {}, False),
     *((name, "0.16.1", words, {}, caught) for name, wrong, right in PAIRS for words, caught in ((wrong, True), (right, False))),
+    ("ramp-up-without-an-effect", "0.19.0", "--rampup-batch-size 8 8 99", {}, True),
+    ("ramp-up-without-an-effect", "0.16.1", "--rampup-batch-size 8 8 99", {}, False),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M- --num-layers 4", {}, True),
     ("num-layers-with-a-hybrid-pattern", "0.19.0", "--hybrid-layer-pattern M*M-", {}, False),
     ("fault-tolerance-without-its-launcher", "0.16.1", "--enable-ft-package", {}, True),
@@ -236,7 +271,7 @@ def test_a_trap_catches_what_its_source_is_about(name, version, words, environ, 
     given = {dest: argument.value for dest, argument in given_arguments(words.split(), known).items()}
     (platforms,) = [trap.platforms for trap in known_traps() if trap.name == name]
     platform = "cuda" if "cuda" in platforms else platforms[0]
-    names = [trap.name for trap in traps_of(given, known, environ, platform, "torchrun")]
+    names = [trap.name for trap in traps_of(given, known, environ, platform, "torchrun", "pretrain_gpt.py")]
     assert (name in names) is caught
 
 
@@ -247,7 +282,8 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
         assert trap.source.startswith("https://github.com/")
         assert trap.consequence in CONSEQUENCES
         known = surface_or_nearest("0.16.1" if version_in("0.16.1", trap.megatron) else "0.19.0")
-        assert all(dest in known.by_dest for names in trap.when for dest in names.split(" * "))
+        names = [name for names in trap.when for name in names.split(" * ")]
+        assert all(name in known.by_dest or name.removeprefix("job.") in FIELDS for name in names)
 
 
 @pytest.mark.parametrize(
@@ -256,6 +292,17 @@ def test_every_trap_is_tested_both_ways_and_has_a_source():
 def test_a_trap_of_a_launcher_is_one_under_it_alone(launcher, found):
     traps = traps_of({"enable_ft_package": True}, surface_or_nearest("0.16.1"), {}, "cuda", launcher)
     assert [trap.name for trap in traps if trap.launchers] == found
+
+
+def test_a_trap_of_a_program_is_one_in_it_alone():
+    words = {"position_embedding_type": "mrope"}
+    found = {
+        program: [trap.name for trap in traps_of(words, surface_or_nearest("0.16.1"), {}, "npu", "", program)]
+        for program in ("examples/pretrain_gpt.py", "pretrain_vlm.py", "")
+    }
+    assert {program for program, names in found.items() if "positions-of-images-in-a-text-model" in names} == {
+        "examples/pretrain_gpt.py"
+    }
 
 
 def test_a_plan_warns_of_the_traps_of_its_script():

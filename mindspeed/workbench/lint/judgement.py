@@ -164,7 +164,8 @@ def _with_rules(
     """The plan of a command with what the rules of its checkout say of it, or the error with every problem."""
     command, environment = job.command, job.environment
     known, is_stock = surface_or_nearest(environment.megatron), _is_stock(job, layers)
-    theirs = verdict.problems if is_stock else verdict.refusals
+    explained = {trap.rule for trap in traps if trap.rule and trap.consequence == STOPS}
+    theirs = [one for one in (verdict.problems if is_stock else verdict.refusals) if one.rule not in explained]
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in theirs]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
@@ -252,11 +253,11 @@ def _traps_in(job: CheckedJob, words: Sequence[str], plan: ActivationPlan | Mind
     known = surface_or_nearest(job.environment.megatron)
     given = {dest: one.value for dest, one in given_arguments(words, known).items()}
     environ, platform = _environ(job.command), job.environment.platform
-    found = list(traps_of(given, known, environ, platform, job.command.launcher))
+    found = list(traps_of(given, known, environ, platform, job.command.launcher, job.command.program))
     if isinstance(plan, MindSpeedError) or not found:
         return found
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}
     changed = given | {target.dest: target.as_argument(value) for target, value in overrides.items()}
-    left = list(traps_of(changed, known, environ, platform, job.command.launcher))
+    left = list(traps_of(changed, known, environ, platform, job.command.launcher, job.command.program))
     mended = bugs_mended_by(plan)
     return [trap for trap in found if trap in left and trap.name not in mended]

@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.engine.resolution.planned_feature import PlanNote
 from mindspeed.files.tables import table_beside
+from mindspeed.job.derivations import listed
 from mindspeed.job.fields import PLATFORMS
+from mindspeed.job.megatron_arguments import world_of
 from mindspeed.megatron.fixes.feature import MENDED
 from mindspeed.problems import Fix, Problem
 
@@ -25,8 +28,8 @@ CONSEQUENCES: Final = (STOPS, "hang", "wrong numbers", "lost state", "slow", "no
 class Trap:
     """Describe a trap as its file does.
 
-    Without ``when`` no arguments decide it. A bug has ``proof``, the file of a test that shows it, or ``unproven``, why no test
-    shows it here.
+    Without ``when`` no arguments decide it. It explains the ``rule`` of Megatron's start, where it has one. A bug has
+    ``proof``, the file of a test that shows it, or ``unproven``, why no test shows it here.
     """
 
     name: str
@@ -40,8 +43,12 @@ class Trap:
     indivisible: Mapping[str, str] = field(default_factory=dict)
     unequal: Mapping[str, str] = field(default_factory=dict)
     reaches: Mapping[str, str] = field(default_factory=dict)
+    exceeds: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, str] = field(default_factory=dict)
     platforms: Sequence[str] = PLATFORMS
     launchers: Sequence[str] = ()
+    programs: Sequence[str] = ()
+    rule: str = ""
     proof: str = ""
     unproven: str = ""
 
@@ -55,18 +62,20 @@ class Trap:
         """Return whether a plan mends it, in some release."""
         return self.name in MENDED
 
-    def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str) -> bool:
-        """Return whether arguments, environment variables and the program that starts the ranks are those of the trap."""
-        if self.launchers and launcher not in self.launchers:
+    def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str, program: str) -> bool:
+        """Return whether arguments, environment variables, launcher and program are those of the trap."""
+        if (self.launchers and launcher not in self.launchers) or (self.programs and program not in self.programs):
             return False
         set_so = all(environ.get(name) in wanted for name, wanted in self.environ.items())
-        odd = all(_is_odd(values.get(number), values.get(divisor)) for number, divisor in self.indivisible.items())
-        odd = odd and all(values.get(one) not in (None, values.get(other)) for one, other in self.unequal.items())
-        odd = odd and all(_reaches(values.get(one), values.get(other)) for one, other in self.reaches.items())
+        related = all(
+            relates(_value(one, values), _value(other, values))
+            for name, relates in _RELATIONS.items()
+            for one, other in getattr(self, name).items()
+        )
         return (
             bool(self.when)
             and set_so
-            and odd
+            and related
             and all(_holds(_value(name, values), wanted) for name, wanted in self.when.items())
         )
 
@@ -95,17 +104,25 @@ def known_traps() -> tuple[Trap, ...]:
 
 
 def traps_of(
-    given: Mapping[str, Any], known: Surface, environ: Mapping[str, str], platform: str, launcher: str = ""
+    given: Mapping[str, Any], known: Surface, environ: Mapping[str, str], platform: str, launcher: str = "", program: str = ""
 ) -> Iterator[Trap]:
-    """Yield the traps that arguments, by dest, fall into on a platform under a launcher."""
+    """Yield the traps that arguments, by dest, fall into on a platform under a launcher in a program (its file)."""
     values = {dest: arguments[0].default for dest, arguments in known.by_dest.items()} | dict(given)
+    values |= {f"job.{name}": value for name, (value, _) in world_of(values).items()}
+    name = Path(program).name
     for trap in known_traps():
-        if version_in(known.version, trap.megatron) and platform in trap.platforms and trap.catches(values, environ, launcher):
+        in_place = version_in(known.version, trap.megatron) and platform in trap.platforms
+        if in_place and trap.catches(values, environ, launcher, name):
             yield trap
 
 
 def _value(name: str, values: Mapping[str, Any]) -> Any:
-    """The value of an argument, or the product of several; None where one is no number."""
+    """The value of an argument, a field of the job (``job.``), a number, a product or a quotient; None if one is missing."""
+    if name.isdigit():
+        return int(name)
+    if len(parts := name.split(" // ")) == 2:
+        number, divisor = (_value(part, values) for part in parts)
+        return number // divisor if isinstance(number, int) and isinstance(divisor, int) and divisor else None
     factors = [values.get(one) for one in name.split(" * ")]
     if len(factors) == 1:
         return factors[0]
@@ -113,14 +130,40 @@ def _value(name: str, values: Mapping[str, Any]) -> Any:
     return prod(numbers) if len(numbers) == len(factors) else None
 
 
+def _differs(value: Any, other: Any) -> bool:
+    """Return whether a value is given and another one."""
+    return value not in (None, other)
+
+
 def _reaches(number: Any, limit: Any) -> bool:
     """Return whether a number is not less than a limit that is given."""
     return isinstance(number, int) and isinstance(limit, int) and number >= limit > 0
 
 
+def _exceeds(number: Any, limit: Any) -> bool:
+    """Return whether a number is greater than a limit that is given."""
+    return isinstance(number, (int, float)) and isinstance(limit, (int, float)) and number > limit
+
+
 def _is_odd(number: Any, divisor: Any) -> bool:
     """Return whether both are whole numbers above zero and the first is no multiple of the second."""
     return all(isinstance(one, int) and one > 0 for one in (number, divisor)) and bool(number % divisor)
+
+
+def _has_other_length(value: Any, length: Any) -> bool:
+    """Return whether a value is the text of a list of another length."""
+    found = listed(value) if isinstance(value, str) else value
+    return isinstance(found, list) and isinstance(length, int) and len(found) != length
+
+
+_RELATIONS: Final = {
+    "indivisible": _is_odd,
+    "unequal": _differs,
+    "reaches": _reaches,
+    "exceeds": _exceeds,
+    "lengths": _has_other_length,
+}
+"""What must hold for two values of a trap, by the name of its field."""
 
 
 def _holds(value: Any, wanted: str | list[str]) -> bool:

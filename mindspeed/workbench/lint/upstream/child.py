@@ -31,6 +31,7 @@ from mindspeed.job.megatron_arguments import put_launch_order, put_values, world
 from mindspeed.workbench.lint.upstream.importing import Imports
 from mindspeed.workbench.lint.upstream.rewriting import Rules, place
 from mindspeed.workbench.lint.upstream.stand_ins import ImportStandIn
+from mindspeed.workbench.lint.upstream.start import start
 
 _REFUSED: Final = (
     *("socket.", "subprocess.", "shutil.", "ctypes.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn"),
@@ -160,6 +161,8 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
             made["job"] = _job_of(vars(arguments if validated is None else validated), rules.unknown)
             module.core_transformer_config_from_args(arguments)
             _other_configurations(arguments)
+            if not rules.failures:
+                start(imports.checkout, arguments if validated is None else validated, rules)
     except ParserError as error:
         return [f"parser: {error}"]
     except (FileNotFoundError, _WrapperError) as error:

@@ -25,7 +25,8 @@ _CONFIGURATION: Final = re.compile(r"^class \w*Config\b", re.MULTILINE)
 """Modules whose validating functions are collected from: these, and every one with a configuration that another imports."""
 _EXECUTED: Final = re.compile(
     r"megatron\.(training\.(utils|dist_signal_handler|global_vars)|core\.(utils|activations|package_info|msc_utils|fp8_utils"
-    r"|[\w.]*enums|transformer\.cuda_graph_config|models\.hybrid\.hybrid_layer_allocation|models\.gpt\.experimental_attention\w*|fusions\.fused_bias_geglu|utils\.\w+|dist_checkpointing\.validation|rerun_state_machine))"
+    r"|[\w.]*enums|transformer\.cuda_graph_config|models\.hybrid\.hybrid_layer_allocation|models\.gpt\.experimental_attention\w*|fusions\.fused_bias_geglu|utils\.\w+|dist_checkpointing\.validation|rerun_state_machine"
+    r"|num_microbatches_calculator|optimizer_param_scheduler))"
     r"|megatron\.training\.utils\.\w+"
 )
 """Other modules that those need."""

@@ -172,6 +172,13 @@ class Rules:
                 return
         self._found(self._new_site(RuleSite(*at, "", ())), error, {}, {}, None)
 
+    def refused(
+        self, at: tuple[str, int], text: str, message: str, values: Mapping[str, Any], wanted: Sequence[Wanted]
+    ) -> None:
+        """Add a failure of code that validated arguments are given to, where ``values`` are the arguments that it is given."""
+        shown = {dest: " ".join(map(str, one)) if isinstance(one, list) else _plain(one) for dest, one in values.items()}
+        self.failures[self._new_site(RuleSite(*at, text, ()))] = _Failure(message, shown, list(wanted))
+
     def _found(
         self, site: int, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None
     ) -> None:

@@ -156,7 +156,8 @@ def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Gi
     change = f"change the options so that {site['text']}" if site["text"] else "read the rule, and change what it refuses"
     rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
     chain = tuple(filter(None, (rule, values)))
-    return Problem("MS115", text, chain=chain, where=_place(checkout, site), fix=wanted or Fix.advise(change), facts=facts)
+    fix, where = wanted or Fix.advise(change), _place(checkout, site)
+    return Problem("MS115", text, chain=chain, where=where, fix=fix, facts=facts, rule=site["text"])
 
 
 def _one_each(problems: Iterable[Problem]) -> Iterator[Problem]:
