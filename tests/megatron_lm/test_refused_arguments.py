@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.features.transformer_engine_layers.interface import UNSUPPORTED
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.problems import ResolutionError
 
@@ -103,6 +105,17 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
             )
         ]
         assert len(refusals(plan, line)) == (name == "norm-recompute")
+
+
+def test_options_that_only_a_real_transformer_engine_has_are_refused_before_the_start(plan):
+    arguments = {dest: group[0] for dest, group in surface_or_nearest("0.16.1").by_dest.items() if group[0].options}
+    words = {"symmetric_ar_type": " one_shot"}
+    named = [arguments[name].options[0] + words.get(name, "") for name in UNSUPPORTED.keys() & arguments.keys() - {"fp4"}]
+    assert {"--init-model-with-meta-device", "--symmetric-ar-type one_shot"} <= {*named}
+    for option in named:
+        (text,) = refusals(plan, f"{SHAPE.replace('impl local', 'impl transformer_engine')} {option}")
+        assert text.startswith("MS304 transformer-engine-layers: ")
+        assert text.endswith(f"replacements in transformer-engine-layers | remove {option.split()[0]}")
 
 
 def test_features_that_need_norms_of_their_own_say_so(plan):
