@@ -166,3 +166,16 @@ def test_without_the_features_and_with_values_that_mean_nothing_no_argument_is_r
     nothing = "--cpu-offloading-num-layers 0 --cuda-graph-impl none --transformer-impl local"
     for name in (*LISTS, *AHEAD, *PARTS):
         assert refusals(plan, f"{PIPELINE} {nothing} --features {name}") == []
+
+
+def test_a_setting_that_an_argument_gives_is_mended_by_the_argument(plan):
+    line = f"{SHAPE} --recompute-granularity selective --recompute-modules core_attn mla_up_proj"
+    assert refusals(plan, line) == [
+        "MS304 recompute: mla_up_proj is part of multi-latent attention, but the model does not use it "
+        "| --recompute-modules core_attn"
+    ]
+    assert refusals(plan, line.replace(" mla_up_proj", "")) == []
+    full = f"{SHAPE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    (text,) = refusals(plan, f"{full} --recompute-modules core_attn")
+    assert text.endswith("| remove --recompute-modules, or --recompute-granularity selective")
+    assert refusals(plan, full) == []
