@@ -291,6 +291,10 @@ class Fields(ShapeFields):
         attributes=("fp8_param", "fp4_param"),
         derive=derive.low_precision_weights,
     )
+    meta_device: bool = flag("weights are created on the meta device", "init_model_with_meta_device")
+    symmetric_reduction: bool = flag(
+        "tensor-parallel sums go through symmetric memory", "symmetric_ar_type", derive=derive.any_given
+    )
     checkpoint_format: str = fact(
         "checkpoint format: torch_dist, torch or another one of Megatron", "ckpt_format", attributes=(), default="torch_dist"
     )

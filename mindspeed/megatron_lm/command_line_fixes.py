@@ -53,6 +53,34 @@ class MegatronCommandLine(CommandLine):
         """Of the two names of an option that ``mindspeed run`` takes, torchrun has one."""
         return super().give_option("--nproc-per-node" if option == "--nproc" else option, value)
 
+    def one(self, fix: Fix) -> str:
+        """A setting that an argument gives is removed with it."""
+        argument = self._argument_of(fix.name) if fix.verb == "drop-setting" else None
+        return super().one(fix) if argument is None else self.say("remove {names}", argument.options[0])
+
+    def give_setting(self, setting: str, value: Any) -> str:
+        """A setting that an argument gives gets its value from it: both must not differ."""
+        argument = self._argument_of(setting)
+        if argument is None or value is None:
+            return super().give_setting(setting, value)
+        if not argument.takes_value:
+            is_given = constant(argument, argument.options[0]) == value
+            return argument.options[0] if is_given else self.say("remove {names}", argument.options[0])
+        items = value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(value, str) and argument.nargs in ("+", "*"):  # a list, as YAML writes it
+            items = [item.strip() for item in value.strip("[]").split(",") if item.strip()]
+        return " ".join([argument.options[0], *map(str, items)]) if items else self.say("remove {names}", argument.options[0])
+
+    def _argument_of(self, setting: str) -> Argument | None:
+        """Return the argument on the command line that gives a setting as it is."""
+        from mindspeed.registry import catalog_for
+
+        feature, _, name = setting.partition(".")
+        specs = catalog_for(()).specs
+        flags = specs[feature].megatron_flags if feature in specs else ()
+        dests = [flag.dest for flag in flags if flag.setting == name and flag.convert is None and flag.dest in self.given]
+        return next((argument for dest in dests for argument in self._known(dest)), None)
+
     def add_features(self, names: Sequence[str]) -> str:
         from mindspeed.registry import catalog_for
 

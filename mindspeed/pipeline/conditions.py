@@ -85,11 +85,18 @@ def planned_shape(world: ms.World, placement: Placement = "loop") -> PipelineSha
     return PipelineShape(world.pp, world.vpp, max(1, world.num_micro_batches), placement, world.micro_batch_group or None)
 
 
-def shares(args: Any, world: ms.World) -> Mapping[str, int]:
-    """Return the layers that stages share equally, and the number of these stages."""
+def shares(args: Any, world: ms.World) -> Mapping[str, int | str]:
+    """Return the layers that stages share equally, also as a sum of the layers of the job, and the number of these stages."""
     layers, stages = world.equal_share
-    return {"layers": layers, "stages": stages}
+    parts = [f" + 1 ({name})" for name, field in _COUNTED.items() if world.is_set(field)]
+    apart = {"first stage": world.first_stage_layers, "last stage": world.last_stage_layers}
+    parts += [f" - {number} ({name})" for name, number in apart.items() if number]
+    shared = f"{world.num_layers}{''.join(parts)} = {layers}" if parts else layers
+    return {"layers": layers, "stages": stages, "shared": shared}
 
+
+_COUNTED: Final = {"embedding": "embedding_is_layer", "output layer": "loss_is_layer"}
+"""What may count as a layer, and the field of the job by which it does."""
 
 NO_PARTIAL_CHECKPOINTS: Final = ms.Condition.unset(
     "partial_checkpoints",

@@ -245,7 +245,7 @@ class CommandLine:
 
     def __call__(self, fixes: Fixes) -> str:
         parts: list[str] = []
-        for verb, group in groupby(fixes, key=lambda fix: "remove" if _removals(fix) else fix.verb):
+        for verb, group in groupby(fixes, key=lambda fix: "remove" if len(_removals(fix)) == 1 else fix.verb):
             alike = list(group)
             if verb == "remove":
                 parts.append(self.say("remove {names}", *map(self._removed, alike)))

@@ -71,7 +71,13 @@ def test_what_megatron_accepts_is_planned(words: str, layers: tuple[int, ...] | 
         (
             "--num-layers 7 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
             "--account-for-loss-in-pipeline-split",
-            "pipeline-parallel: 7 layers are not divisible by 3 pipeline stages",
+            "pipeline-parallel: 7 + 1 (output layer) - 1 (first stage) = 7 layers are not divisible by 3 pipeline stages",
+        ),
+        (
+            "--num-layers 14 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 "
+            "--decoder-first-pipeline-num-layers 3 --decoder-last-pipeline-num-layers 3",
+            "virtual-pipeline: first_stage_layers=3 and last_stage_layers=3 are not both multiples of vpp=2, the number of "
+            "model chunks per stage",
         ),
         (
             "--num-layers 8 --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 10",

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.features.transformer_engine_layers.interface import UNSUPPORTED
+from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.megatron_lm.training_plan import plan_training
 from mindspeed.problems import ResolutionError
 
@@ -105,6 +107,17 @@ def test_layers_of_transformer_engine_are_refused_where_it_is_installed(plan):
         assert len(refusals(plan, line)) == (name == "norm-recompute")
 
 
+def test_options_that_only_a_real_transformer_engine_has_are_refused_before_the_start(plan):
+    arguments = {dest: group[0] for dest, group in surface_or_nearest("0.16.1").by_dest.items() if group[0].options}
+    words = {"symmetric_ar_type": " one_shot"}
+    named = [arguments[name].options[0] + words.get(name, "") for name in UNSUPPORTED.keys() & arguments.keys() - {"fp4"}]
+    assert {"--init-model-with-meta-device", "--symmetric-ar-type one_shot"} <= {*named}
+    for option in named:
+        (text,) = refusals(plan, f"{SHAPE.replace('impl local', 'impl transformer_engine')} {option}")
+        assert text.startswith("MS304 transformer-engine-layers: ")
+        assert text.endswith(f"replacements in transformer-engine-layers | remove {option.split()[0]}")
+
+
 def test_features_that_need_norms_of_their_own_say_so(plan):
     line = PIPELINE.replace("impl local", "impl transformer_engine")
     assert refusals(plan, f"{line} --features norm-recompute") == [
@@ -153,3 +166,16 @@ def test_without_the_features_and_with_values_that_mean_nothing_no_argument_is_r
     nothing = "--cpu-offloading-num-layers 0 --cuda-graph-impl none --transformer-impl local"
     for name in (*LISTS, *AHEAD, *PARTS):
         assert refusals(plan, f"{PIPELINE} {nothing} --features {name}") == []
+
+
+def test_a_setting_that_an_argument_gives_is_mended_by_the_argument(plan):
+    line = f"{SHAPE} --recompute-granularity selective --recompute-modules core_attn mla_up_proj"
+    assert refusals(plan, line) == [
+        "MS304 recompute: mla_up_proj is part of multi-latent attention, but the model does not use it "
+        "| --recompute-modules core_attn"
+    ]
+    assert refusals(plan, line.replace(" mla_up_proj", "")) == []
+    full = f"{SHAPE} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    (text,) = refusals(plan, f"{full} --recompute-modules core_attn")
+    assert text.endswith("| remove --recompute-modules, or --recompute-granularity selective")
+    assert refusals(plan, full) == []

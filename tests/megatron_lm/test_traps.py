@@ -77,6 +77,8 @@ PAIRS = [
     ("fp8-parameters-under-fsdp2", "--use-torch-fsdp2 --fp8-param-gather", "--fp8-param-gather"),
     ("gradients-reduced-in-bf16", "--bf16 --grad-reduce-in-bf16", "--bf16"),
     ("no-check-for-nan-with-a-dynamic-scale", "--fp16", "--fp16 --loss-scale 1024"),
+    ("yarn-factor-without-latent-attention", "--rotary-scaling-factor 4", "--rotary-scaling-factor 4 --multi-latent-attention"),
+    ("yarn-scale-without-latent-attention", "--mscale-all-dim 0.7", "--mscale-all-dim 0.7 --multi-latent-attention"),
     ("sequence-parallel-without-tensor-parallel", "--sequence-parallel", "--sequence-parallel --tensor-model-parallel-size 2"),
     (
         "expert-overlap-with-tensor-or-context-parallelism",

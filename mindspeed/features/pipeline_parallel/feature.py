@@ -21,7 +21,7 @@ class PipelineParallelArgs(ms.FeatureArgs):
 
 
 @ms.condition(
-    "{layers} layers are not divisible by {stages} pipeline stages",
+    "{shared} layers are not divisible by {stages} pipeline stages",
     fix=(ms.Fix.give_field("pp", note="a divisor of {layers}"), ms.Fix.add_feature("noop-layers")),
     values=shares,
 )

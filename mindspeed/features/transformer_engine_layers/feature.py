@@ -120,6 +120,8 @@ _ONLY_REAL: Final = {
     "low_precision_weights": "weights are stored in fp8 or fp4",
     "tensor_parallel_overlap": "tp_comm_overlap (--tensor-parallel-overlap) overlaps collectives through user buffers",
     "qk_clip": "qk_clip needs the largest attention logits",
+    "meta_device": "--init-model-with-meta-device creates weights on the meta device",
+    "symmetric_reduction": "--symmetric-ar-type sums over tensor-parallel ranks through symmetric memory",
     "logged_attention_logits": "log_max_attention_logit (--logged-attention-logits) needs the largest attention logits",
 }
 REFUSED: Final = tuple(

@@ -30,7 +30,7 @@ def refuse_unknown(role: str, options: Mapping[str, Any]) -> None:
         )
 
 
-_UNSUPPORTED: Final = {
+UNSUPPORTED: Final = {
     "fp4": "multiplies in fp4",
     "fp8_param": "stores weights in fp8",
     "fp8_dot_product_attention": "computes attention in fp8",
@@ -44,7 +44,7 @@ _UNSUPPORTED: Final = {
 
 def refuse_options(role: str, config: Any) -> None:
     """Raise MS338 for options of a configuration that only a real Transformer Engine has."""
-    for option, meaning in _UNSUPPORTED.items():
+    for option, meaning in UNSUPPORTED.items():
         if getattr(config, option, None):
             refuse(role, f"does not support {option}, which {meaning}", f"set {option} to None or False")
     recipe = getattr(config, "fp8_recipe", None)

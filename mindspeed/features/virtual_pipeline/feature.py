@@ -49,7 +49,7 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
 
 
 @ms.condition(
-    "{layers} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
+    "{shared} layers are not divisible by pp x vpp = {stages} x {args.size} model chunks",
     fix=(
         ms.Fix.together(
             (ms.Fix.give_field("pp"), ms.Fix.give_field("vpp", note="their product must divide {world.num_layers}"))
@@ -61,9 +61,26 @@ def two_stages_overlap(args: VirtualPipelineArgs, world: ms.World) -> bool:
 def chunks_share_layers(args: VirtualPipelineArgs, world: ms.World) -> bool:
     """Check that the chunks of a stage have equal shares of its layers, or a layout, a hybrid pattern or a feature deals."""
     layers, stages = world.equal_share
-    parts = (world.first_stage_layers, world.last_stage_layers, layers // max(1, stages))
-    is_even = layers % max(1, stages) == 0 and all(part % args.size == 0 for part in parts)
-    return bool(world.layer_split or world.pipeline_layout or world.is_hybrid or is_even)
+    return bool(
+        world.layer_split or world.pipeline_layout or world.is_hybrid or layers % (max(1, stages) * max(1, args.size)) == 0
+    )
+
+
+def _has_uneven_stages(args: VirtualPipelineArgs, world: ms.World) -> bool:
+    """Return whether the first or the last stage has an explicit number of layers."""
+    return world.first_stage_layers > 0 or world.last_stage_layers > 0
+
+
+@ms.condition(
+    "first_stage_layers={world.first_stage_layers} and last_stage_layers={world.last_stage_layers} are not both multiples of "
+    "vpp={args.size}, the number of model chunks per stage",
+    fix=(ms.Fix.give_field("vpp", 1),),
+    when=_has_uneven_stages,
+)
+def uneven_stages_have_whole_chunks(args: VirtualPipelineArgs, world: ms.World) -> bool:
+    """Check that the chunks of the first and the last stage have equal shares of an explicit number of layers."""
+    numbers = (world.first_stage_layers, world.last_stage_layers)
+    return all(number % max(1, args.size) == 0 for number in numbers)
 
 
 def _group(args: VirtualPipelineArgs, world: ms.World) -> Mapping[str, str]:
@@ -107,6 +124,7 @@ class VirtualPipeline(ms.Feature[VirtualPipelineArgs]):
             has_stages,
             two_stages_overlap,
             chunks_share_layers,
+            uneven_stages_have_whole_chunks,
             micro_batches_fill_stages,
         ),
         megatron_flags=(ms.MegatronFlag("overlap_p2p_comm", "overlap_p2p"),),

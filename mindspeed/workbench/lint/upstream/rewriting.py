@@ -32,7 +32,10 @@ class RuleSite:
 
 
 Wanted = tuple[str, str, str]
-"""An attribute, how its value relates to another one (``at most``; empty for equal), and that value, ``on`` or ``off``."""
+"""An attribute or ``$VARIABLE``, how its value relates to another one (``at most``; empty for equal), and that value.
+
+A value is ``on`` or ``off`` where the attribute is to be true or false.
+"""
 
 
 @dataclass(slots=True)
@@ -292,10 +295,23 @@ def _wanted(test: ast.expr, names: dict[str, Any], scope: dict[str, Any], negate
             return [(left.left.attr, "a multiple of", str(divisor))] if isinstance(left.left, ast.Attribute) else []
     except Exception:  # whatever a foreign expression raises: there is no advice then
         return []
-    if not isinstance(left, ast.Attribute) or isinstance(value, ImportStandIn):
+    name = left.attr if isinstance(left, ast.Attribute) else _variable(left)
+    if not name or isinstance(value, ImportStandIn):
         return []
     shown = ", ".join(str(_plain(one)) for one in value) if isinstance(value, (list, tuple, set)) else str(_plain(value))
-    return [(left.attr, _SIGNS[kind], shown)]
+    return [(name, _SIGNS[kind], shown)]
+
+
+def _variable(node: ast.expr) -> str:
+    """Return ``$NAME`` for an expression that reads an environment variable."""
+    match node:
+        case ast.Call(ast.Attribute(ast.Attribute(attr="environ"), "get"), [ast.Constant(str(name)), *_]):
+            return f"${name}"
+        case ast.Call(ast.Attribute(ast.Name("os"), "getenv"), [ast.Constant(str(name)), *_]):
+            return f"${name}"
+        case ast.Subscript(ast.Attribute(attr="environ"), ast.Constant(str(name))):
+            return f"${name}"
+    return ""
 
 
 def _last_line() -> str:

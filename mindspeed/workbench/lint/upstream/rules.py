@@ -18,6 +18,8 @@ from mindspeed.megatron.hook_points import MegatronHookPoints
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
 from mindspeed.plugins.patches import Wrap
 from mindspeed.problems import Fix, GivenValue, Problem
+from mindspeed.workbench.lint.upstream.derived_names import DerivedNames, derived_names
+from mindspeed.workbench.lint.upstream.mending import NEEDED, Places, Refused, mended
 from mindspeed.workbench.lint.upstream.process import ARGUMENTS, SECONDS, Checkout, RulesProcess
 
 TIMEOUT: Final = 60.0
@@ -113,20 +115,76 @@ def judge(
     A command that ends the child gets one problem, MS115, with the reason; those behind it are sent to another child. After
     MAX_CHILDREN of them the rest gets that problem.
     """
-    found: list[RulesVerdict] = []
     tasks = [command.task(known) for command in commands]
+    answers = _answers(checkout, tasks, arch, child)
+    derived = derived_names(checkout.folder)
+    found = [
+        _verdict(checkout, *answer, given_arguments(task["words"], known), known, derived)
+        if isinstance(answer, tuple)
+        else RulesVerdict(unread=(_unread(checkout, answer),))
+        for answer, task in zip(answers, tasks, strict=True)
+    ]
+    return _with_fixes_that_mend(checkout, found, answers, tasks, known, arch)
+
+
+_Answer = tuple[dict[str, Any], list[dict[str, Any]]]
+"""What the child answers for a command, and the sites that it has met until then."""
+
+
+def _answers(
+    checkout: Checkout, tasks: Sequence[dict[str, Any]], arch: str | None, child: RulesProcess | None = None
+) -> list[_Answer | str]:
+    """Return what the rules say of each task, or why they say nothing."""
+    found: list[_Answer | str] = []
+    reason = ""
     for number in range(MAX_CHILDREN):
         rest = tasks[len(found) :]
         process = child if child is not None and not number else RulesProcess(checkout.folder, arch)
         answers, reason = process.answers(rest, TIMEOUT + SECONDS * len(rest) / 10)
         sites: list[dict[str, Any]] = []
-        for answer, task in zip(answers, rest, strict=False):
+        for answer in answers[: len(rest)]:
             sites += answer["sites"]
-            found.append(_verdict(checkout, answer, sites, given_arguments(task["words"], known), known))
-        if len(found) == len(commands):
+            found.append((answer, list(sites)))
+        if len(found) == len(tasks):
             return found
-        found.append(RulesVerdict(unread=(_unread(checkout, reason),)))
-    return found + [RulesVerdict(unread=(_unread(checkout, reason),)) for _ in commands[len(found) :]]
+        found.append(reason)
+    return found + [reason] * (len(tasks) - len(found))
+
+
+def _with_fixes_that_mend(
+    checkout: Checkout,
+    verdicts: Sequence[RulesVerdict],
+    answers: Sequence[_Answer | str],
+    tasks: Sequence[dict[str, Any]],
+    known: Surface,
+    arch: str | None,
+) -> list[RulesVerdict]:
+    """Return verdicts whose problems have the fixes that mend them, as the rules say of the commands with these fixes."""
+    refused = {
+        number: Refused(task, _places(checkout, answer), verdict.refusals)
+        for number, (verdict, answer, task) in enumerate(zip(verdicts, answers, tasks, strict=True))
+        if verdict.refusals and isinstance(answer, tuple)
+    }
+    if not refused:
+        return list(verdicts)
+
+    def trials(changed: Sequence[Mapping[str, Any]]) -> list[Places | None]:
+        return [
+            _places(checkout, answer) if isinstance(answer, tuple) and not _is_unread(answer[0]) else None
+            for answer in _answers(checkout, list(map(dict, changed)), arch)
+        ]
+
+    fixed = dict(zip(refused, mended(list(refused.values()), known, derived_names(checkout.folder), trials), strict=True))
+    return [replace(verdict, refusals=tuple(fixed.get(number, verdict.refusals))) for number, verdict in enumerate(verdicts)]
+
+
+def _is_unread(answer: Mapping[str, Any]) -> bool:
+    """Return whether the parser refuses a command, so that no rule of the validation judges it."""
+    return any(error.startswith("parser: ") for error in answer["errors"])
+
+
+def _places(checkout: Checkout, answer: _Answer) -> Places:
+    return frozenset(_place(checkout, answer[1][failed["site"]]) for failed in answer[0]["failed"])
 
 
 def _verdict(
@@ -135,8 +193,9 @@ def _verdict(
     sites: Sequence[Mapping[str, Any]],
     given: Mapping[str, Given],
     known: Surface,
+    derived: DerivedNames,
 ) -> RulesVerdict:
-    problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known) for failed in answer["failed"]]
+    problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known, derived) for failed in answer["failed"]]
     unread = tuple(_unread(checkout, text) for text in dict.fromkeys(answer["errors"]) if not text.startswith("parser: "))
     undecided = [number for number, _ in answer["undecided"]]
     decided = [*answer["held"], *(failed["site"] for failed in answer["failed"])]
@@ -147,12 +206,17 @@ def _verdict(
     return RulesVerdict(tuple(_one_each(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread)
 
 
-def _problem(checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface) -> Problem:
-    facts = tuple(_fact(dest, value, given, known) for dest, value in site["values"].items())
+def _problem(
+    checkout: Checkout, site: Mapping[str, Any], given: Mapping[str, Given], known: Surface, derived: DerivedNames
+) -> Problem:
+    """Return what a rule refuses, in the options of the command line. Its fixes are not tried yet."""
+    facts = tuple(_fact(dest, value, given, known, derived) for dest, value in site["values"].items())
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
     text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
-    wanted = tuple(_way(dest, relation, value, known) for dest, relation, value in site["wanted"])
-    wanted = wanted or tuple(Fix.drop_option(fact.option) for fact in facts if fact.option)
+    ways = (_way(dest, relation, value, known, derived) for dest, relation, value in site["wanted"])
+    wanted = tuple(way for way in ways if way is not None)
+    if not site["wanted"] or any(way.verb == "run-command" for way in wanted):
+        wanted += tuple(Fix.drop_option(fact.option) for fact in facts if fact.option)
     change = f"change the options so that {site['text']}" if site["text"] else "read the rule, and change what it refuses"
     rule = f"its rule is {site['text']}" if site["text"] and site["message"] else ""
     chain = tuple(filter(None, (rule, values)))
@@ -179,29 +243,63 @@ def _is_covered(problem: Problem, other: Problem) -> bool:
     return bool(values) and values <= others and set(problem.fix) <= set(other.fix)
 
 
-def _fact(dest: str, value: Any, given: Mapping[str, Given], known: Surface) -> GivenValue:
+def _fact(attribute: str, value: Any, given: Mapping[str, Given], known: Surface, derived: DerivedNames) -> GivenValue:
+    dest = _dest(attribute, known, derived)
     argument = next(iter(known.by_dest.get(dest, ())), None)
     is_shown = argument is not None and argument.options and argument.action != "store_false"  # whose option means the opposite
     if dest in given:
         return GivenValue(given[dest].option if is_shown else dest, value, "command line", given[dest].option)
     is_default = argument is not None and argument.default == value
     name = argument.options[0] if argument is not None and is_shown else dest
-    return GivenValue(name, value, "default" if is_default else "derived")
+    return GivenValue(name, value, "default" if is_default else _derivation(dest, given, known, derived))
 
 
-def _way(dest: str, relation: str, value: str, known: Surface) -> Fix:
-    """Return how the options of the command line give an attribute a value, or one that relates to it."""
+def _derivation(attribute: str, given: Mapping[str, Given], known: Surface, derived: DerivedNames) -> str:
+    """Return how an attribute gets its value: by which options of the command line, as far as that is known."""
+    dests = derived.sources(attribute, _with_options(known)) if attribute not in _with_options(known) else []
+    options = [given[dest].option for dest in dests if dest in given]
+    return f"derived from {', '.join(options)}" if options else "derived"
+
+
+def _dest(attribute: str, known: Surface, derived: DerivedNames) -> str:
+    """Return the argument that an attribute is a copy of, or the attribute itself."""
+    options = _with_options(known)
+    copied = derived.copies.get(attribute, "") if attribute not in options else ""
+    return copied if copied in options else attribute
+
+
+@lru_cache(maxsize=8)
+def _with_options(known: Surface) -> frozenset[str]:
+    """The dests of arguments that a user can type."""
+    return frozenset(argument.dest for argument in known.arguments if argument.options)
+
+
+def _way(attribute: str, relation: str, value: str, known: Surface, derived: DerivedNames) -> Fix | None:
+    """Return how the options of the command line, or a variable, get a value or one that relates to it; None if none does."""
+    if attribute.startswith("$"):
+        return _way_of_variable(attribute[1:], relation, value)
+    dest = _dest(attribute, known, derived)
     arguments = [argument for argument in known.by_dest.get(dest, ()) if argument.options]
     for argument in arguments:
         if not argument.takes_value and value in ("on", "off"):
             is_given = (argument.action != "store_false") == (value == "on")
             return (Fix.give_option if is_given else Fix.drop_option)(argument.options[0])
-    name = arguments[0].options[0] if arguments else dest
+    if not arguments:
+        return None
+    name = arguments[0].options[0]
     if value == "on" or (relation and value == "None"):
         return Fix.give_option(name, None)
     if relation:
         return Fix.give_option(name, None, f"{relation} {value}")
-    return Fix.drop_option(name) if value in ("None", "off") else Fix.give_option(name, value)
+    if value in ("None", "off"):
+        return Fix.drop_option(name) if dest not in NEEDED else None
+    return Fix.give_option(name, value)
+
+
+def _way_of_variable(name: str, relation: str, value: str) -> Fix | None:
+    if (relation, value) == ("other than", "None"):
+        return None
+    return Fix.run_command(f"unset {name}" if relation == "other than" or value == "None" else f"export {name}={value}")
 
 
 def _unread(checkout: Checkout, reason: str) -> Problem:
