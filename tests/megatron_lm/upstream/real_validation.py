@@ -77,11 +77,21 @@ def _first_error(words: list[str], checkout: str) -> dict[str, Any] | None:
         module.validate_args(arguments, {"tokenizer_type": "GPT2BPETokenizer"})
         module.core_transformer_config_from_args(arguments)
         import_module("megatron.training.training").get_megatron_optimizer_config(arguments)
+        _make_calculator_of_micro_batches(arguments)
     except (Exception, SystemExit) as error:
         frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(checkout)]
         places = [f"{os.path.relpath(one.filename, checkout)}:{_statement(one.filename, one.lineno or 0)}" for one in frames]
         return {"type": type(error).__name__, "text": " ".join(str(error).split()), "places": places}
     return None
+
+
+def _make_calculator_of_micro_batches(arguments: argparse.Namespace) -> None:
+    """Set Megatron-LM's globals without writers and timers, which no rule is about."""
+    module: Any = import_module("megatron.training.global_vars")
+    for name in [name for name in vars(module) if name.startswith("_set_")]:
+        setattr(module, name, lambda *_: None)
+    module.unset_global_variables()
+    module.set_global_variables(argparse.Namespace(**vars(arguments) | {"enable_experimental": False}), build_tokenizer=False)
 
 
 def _statement(file: str, line: int) -> int:
