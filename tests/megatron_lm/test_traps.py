@@ -192,6 +192,7 @@ PAIRS += [
     ("copies-of-transformer-engine-in-the-norm", LATENT, f"{LATENT} --transformer-impl local"),
     ("lost-shards-of-legacy-checkpoints", f"{SHARDS} torch", f"{SHARDS} torch_dist"),
 ]
+FSDP = "--use-megatron-fsdp --use-distributed-optimizer"
 SINKHORN = "--num-experts 8 --moe-router-load-balancing-type sinkhorn"
 SHARED = "--num-experts 8 --moe-shared-expert-intermediate-size 64"
 WEIGHED = "--num-experts 8 --moe-apply-probs-on-input --moe-router-topk"
@@ -202,6 +203,7 @@ PAIRS += [
     ("warm-up-of-the-whole-training", "--train-iters 9 --lr-warmup-iters 9", "--train-samples 9"),
     ("wsd-without-its-last-steps", "--lr-decay-style WSD", "--lr-decay-style WSD --lr-wsd-decay-iters 2"),
     ("distributed-optimizer-of-sgd", "--optimizer sgd --use-distributed-optimizer", "--optimizer sgd"),
+    ("megatron-fsdp-without-shards", FSDP, f"{FSDP} --data-parallel-sharding-strategy optim_grads"),
     ("xavier-initialization", "--init-method-xavier-uniform", ""),
     ("latent-attention-with-an-l2-norm", "--multi-latent-attention --qk-l2-norm", "--qk-l2-norm"),
     ("sinkhorn-with-an-auxiliary-loss", f"{SINKHORN} --moe-aux-loss-coeff 1e-2", SINKHORN),
