@@ -38,7 +38,7 @@ class Fix:
 
     The name is a field of the job (`mindspeed.job.fields`), ``feature.setting``, an option, a feature, a command line, a
     sentence, or the reason why nothing mends the problem. Of a field, setting or option that is given, ``value`` None stands
-    for any, of which ``note`` says more. ``steps`` are those of which none alone mends the problem.
+    for any, of which ``note`` says more and ``example`` is one. ``steps`` are those of which none alone mends the problem.
     """
 
     verb: Verb
@@ -48,6 +48,7 @@ class Fix:
     or_more: bool = False
     source: str = ""
     steps: tuple[Fix, ...] = ()
+    example: str | None = declared(default=None, compare=False)
 
     @staticmethod
     def give_field(name: str, value: Any = None, note: str = "", or_more: bool = False) -> Fix:
@@ -70,9 +71,9 @@ class Fix:
         return Fix("drop-setting", name)
 
     @staticmethod
-    def give_option(name: str, value: Any = True, note: str = "") -> Fix:
+    def give_option(name: str, value: Any = True, note: str = "", example: str | None = None) -> Fix:
         """Give an option that is neither a field of the job nor a setting, with a value or as a switch (True)."""
-        return Fix("give-option", name, value, note)
+        return Fix("give-option", name, value, note, example=example)
 
     @staticmethod
     def drop_option(name: str) -> Fix:

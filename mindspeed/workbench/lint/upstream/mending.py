@@ -10,7 +10,6 @@ from typing import Any, Final
 from mindspeed.engine.inspection.cli_arguments import Argument, Surface
 from mindspeed.job.megatron_arguments import dests_of
 from mindspeed.job.world import PARALLEL_SIZES
-from mindspeed.megatron_lm.argument_words import whole_number
 from mindspeed.megatron_lm.given_arguments import given_arguments, without_option
 from mindspeed.problems import Fix, Problem
 from mindspeed.workbench.lint.upstream.derived_names import DerivedNames
@@ -211,9 +210,7 @@ def _changed(fix: Fix, task: Mapping[str, Any], known: Surface) -> dict[str, Any
         elif step.verb == "drop-option":
             words = without_option(words, argument.dest, known)
         elif step.verb == "give-option":
-            present = given_arguments(words, known).get(argument.dest)
-            values = _sample(step, argument, present.value if present is not None else argument.default)
-            if values is None:
+            if (values := _words_of(step, argument)) is None:
                 return None
             words = [*without_option(words, argument.dest, known), step.name, *values]
         else:
@@ -221,29 +218,14 @@ def _changed(fix: Fix, task: Mapping[str, Any], known: Surface) -> dict[str, Any
     return {**task, "words": words, "environ": environ}
 
 
-def _sample(fix: Fix, argument: Argument, present: Any) -> list[str] | None:
-    """Return values as a fix describes them; None where that is not possible."""
+def _words_of(fix: Fix, argument: Argument) -> list[str] | None:
+    """Return the values of an option as a fix gives them, or as its example does; None where it has neither."""
     if not argument.takes_value:
         return []
-    if fix.value is not None:
-        return str(fix.value).split()
-    if not fix.note:
-        sample = argument.choices[0] if argument.choices else "1"
-        return [str(sample)] * (argument.nargs if isinstance(argument.nargs, int) else 1)
-    relation, limit = next(
-        ((one, fix.note.removeprefix(f"{one} ")) for one in _RELATIONS if fix.note.startswith(f"{one} ")), ("", "")
-    )
-    if relation == "one of":
-        return [limit.split(", ")[0]]
-    number = whole_number(limit)
-    if number is None:
-        return [limit] if relation in ("at most", "at least") else None
-    if relation == "a multiple of":
-        now = present if isinstance(present, int) else 1
-        return [str(-(-max(now, 1) // number) * number)] if number > 0 else None
-    return [str(number + _RELATIONS[relation])] if relation else None
-
-
-_RELATIONS: Final = {
-    "a multiple of": 0, "one of": 0, "at most": 0, "at least": 0, "more than": 1, "less than": -1, "other than": 1,
-}  # fmt: skip
+    value = fix.value if fix.value is not None else fix.example
+    if value is not None:
+        return str(value).split()
+    if fix.note:
+        return None
+    sample = argument.choices[0] if argument.choices else "1"
+    return [str(sample)] * (argument.nargs if isinstance(argument.nargs, int) else 1)

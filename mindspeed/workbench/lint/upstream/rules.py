@@ -15,6 +15,7 @@ from mindspeed.job.fact import Names
 from mindspeed.job.fields import FIELDS
 from mindspeed.job.megatron_arguments import PutValue, target_of
 from mindspeed.megatron.hook_points import MegatronHookPoints
+from mindspeed.megatron_lm.argument_words import whole_number
 from mindspeed.megatron_lm.given_arguments import Given, given_arguments
 from mindspeed.plugins.patches import Wrap
 from mindspeed.problems import Fix, GivenValue, Problem
@@ -213,7 +214,7 @@ def _problem(
     facts = tuple(_fact(dest, value, given, known, derived) for dest, value in site["values"].items())
     values = ", ".join(f"{fact.name} is {fact.value} ({fact.source})" for fact in facts)
     text = f"Megatron-LM {checkout.version or ''} refuses this command: {site['message'] or site['text']}".replace("  ", " ")
-    ways = (_way(dest, relation, value, known, derived) for dest, relation, value in site["wanted"])
+    ways = (_way(wanted, given, known, derived) for wanted in site["wanted"])
     wanted = tuple(way for way in ways if way is not None)
     if not site["wanted"] or any(way.verb == "run-command" for way in wanted):
         wanted += tuple(Fix.drop_option(fact.option) for fact in facts if fact.option)
@@ -274,8 +275,9 @@ def _with_options(known: Surface) -> frozenset[str]:
     return frozenset(argument.dest for argument in known.arguments if argument.options)
 
 
-def _way(attribute: str, relation: str, value: str, known: Surface, derived: DerivedNames) -> Fix | None:
+def _way(wanted: Sequence[str], given: Mapping[str, Given], known: Surface, derived: DerivedNames) -> Fix | None:
     """Return how the options of the command line, or a variable, get a value or one that relates to it; None if none does."""
+    attribute, relation, value = wanted
     if attribute.startswith("$"):
         return _way_of_variable(attribute[1:], relation, value)
     dest = _dest(attribute, known, derived)
@@ -290,10 +292,28 @@ def _way(attribute: str, relation: str, value: str, known: Surface, derived: Der
     if value == "on" or (relation and value == "None"):
         return Fix.give_option(name, None)
     if relation:
-        return Fix.give_option(name, None, f"{relation} {value}")
+        present = given[dest].value if dest in given else arguments[0].default
+        return Fix.give_option(name, None, f"{relation} {value}", _example(relation, value, present))
     if value in ("None", "off"):
         return Fix.drop_option(name) if dest not in NEEDED else None
     return Fix.give_option(name, value)
+
+
+def _example(relation: str, limit: str, present: Any) -> str | None:
+    """Return a value that relates to a limit, near the present one; None where none is known."""
+    if relation == "one of":
+        return limit.split(", ")[0]
+    number = whole_number(limit)
+    if number is None:
+        return limit if relation in ("at most", "at least") else None
+    if relation == "a multiple of":
+        now = present if isinstance(present, int) else 1
+        return str(-(-max(now, 1) // number) * number) if number > 0 else None
+    return str(number + _BEYOND[relation])
+
+
+_BEYOND: Final = {"at most": 0, "at least": 0, "more than": 1, "less than": -1, "other than": 1}
+"""What is added to a limit for a value that relates to it."""
 
 
 def _way_of_variable(name: str, relation: str, value: str) -> Fix | None:
