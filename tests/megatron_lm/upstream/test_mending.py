@@ -168,6 +168,7 @@ def wrong_fixes(checkout: Checkout, words: str) -> list[str]:
                 found.append(f"{fix.name} is no option")
             if fix.verb == "drop-option" and argument is not None and argument.dest in NEEDED:
                 found.append(f"{fix.name} is needed")
+        found += [f"{fix} has a step that mends alone" for fix in problem.fix if set(fix.steps) & set(problem.fix)]
     tried = [(problem, fix, _changed(fix, task, known)) for problem in problems for fix in problem.fix]
     found += [f"{fix} cannot be applied" for _, fix, changed in tried if changed is None and fix.verb != "advice"]
     typed = [(problem, fix, Command(one["words"], 8, one["environ"])) for problem, fix, one in tried if one is not None]

@@ -107,12 +107,16 @@ def _tried(
 
 
 def _shown(trials: Sequence[_Trial]) -> list[Fix]:
-    """Return the fixes to show of those that mend: the first about each thing, unrelated ones only without others."""
+    """Return the fixes to show of those that mend: the first about each thing, unrelated ones only without others.
+
+    Of several steps none may be a fix of its own.
+    """
     kept = [trial for trial in trials if trial.is_related] or trials
     first: dict[str, Fix] = {}
     for trial in kept:
         first.setdefault(trial.about, trial.fix)
-    return list(first.values())[:_MAX_SHOWN]
+    alone = {fix for fix in first.values() if not fix.steps}
+    return [fix for fix in first.values() if alone.isdisjoint(fix.steps)][:_MAX_SHOWN]
 
 
 def _values(problem: Problem, known: Surface) -> dict[str, Any]:
