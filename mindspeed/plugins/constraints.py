@@ -58,16 +58,21 @@ class Requires:
 
 @dataclass(frozen=True, slots=True, init=False)
 class RequiresAny:
-    """At least one of the named features must be active; never chosen for the user."""
+    """At least one of the named features must be active; never chosen for the user.
+
+    ``fix`` are ways to need none, which are shown in place of the features.
+    """
 
     names: tuple[str, ...]
     reason: str
     when: Predicate | None
+    fix: Fixes
 
-    def __init__(self, *names: str, reason: str = "", when: Predicate | None = None) -> None:
+    def __init__(self, *names: str, reason: str = "", when: Predicate | None = None, fix: Fixes = ()) -> None:
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "reason", reason)
         object.__setattr__(self, "when", when)
+        object.__setattr__(self, "fix", fix)
 
 
 @dataclass(frozen=True, slots=True)

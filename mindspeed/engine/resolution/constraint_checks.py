@@ -31,8 +31,13 @@ def check_choices(state: ResolutionState) -> None:
     for name, constraint, jobs in state.constraints(RequiresAny):
         if lacking := jobs & ~_union(state.where.get(choice, 0) for choice in constraint.names):
             reason = because(constraint.reason)
-            text = Text.of("{name} needs one of {names}{because}", name=name, names=", ".join(constraint.names), because=reason)
-            state.problem("MS205", text, (name,), tuple(map(Fix.add_feature, constraint.names)), lacking)
+            names = ", ".join(constraint.names)
+            if len(constraint.names) > 1:
+                text = Text.of("{name} needs one of {names}{because}", name=name, names=names, because=reason)
+            else:
+                text = Text.of("{name} needs {names}{because}", name=name, names=names, because=reason)
+            fix = filled(constraint.fix, name, lambda text: text) or tuple(map(Fix.add_feature, constraint.names))
+            state.problem("MS205", text, (name,), fix, lacking)
     for name, need, jobs in state.constraints(RequiresSlot):
         if lacking := jobs & ~_union(state.holders.get(need.slot, {}).values()):
             if (name, need.slot) in state.decided and getattr(state.args_of(name), need.setting, None) is not None:

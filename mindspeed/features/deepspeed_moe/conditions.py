@@ -17,6 +17,12 @@ def has_tensor_ranks(args: Any, world: ms.World) -> bool:
     return world.tp > 1
 
 
+def shares_biases(args: Any, world: ms.World) -> bool:
+    """Return whether tensor-parallel ranks share experts with biases."""
+    size = world.expert_tensor_size if world.knows("expert_tensor_size") else world.tp
+    return bool(size > 1 and world.linear_bias)
+
+
 def has_expert_ranks(args: Any, world: ms.World) -> bool:
     """Return whether experts are distributed over ranks."""
     return world.ep > 1

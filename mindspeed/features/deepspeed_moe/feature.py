@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mindspeed import plugins as ms
-from mindspeed.features.deepspeed_moe.conditions import CONDITIONS, has_expert_ranks, has_tensor_ranks
+from mindspeed.features.deepspeed_moe.conditions import CONDITIONS, has_expert_ranks, has_tensor_ranks, shares_biases
 from mindspeed.features.deepspeed_moe.settings import DeepspeedMoeArgs, describe_masks, shares
 
 _OWN_TRANSFERS = (
@@ -79,6 +79,19 @@ class DeepspeedMoe(ms.Feature[DeepspeedMoeArgs]):
                 "moe_layer_freq",
                 layers,
                 "deepspeed-moe.interval selects the layers with experts: 1 = a layer with experts, 0 = a dense layer",
+            )
+        ]
+
+    @ms.hookimpl
+    def patches(self) -> list[ms.Patch]:
+        if self.world.knows("linear_bias") and not shares_biases(self.args, self.world):
+            return []
+        return [
+            ms.Wrap(
+                "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
+                "mindspeed.features.deepspeed_moe.configuration:with_shared_biases",
+                reason="allows biases of experts that tensor-parallel ranks share, of which each rank adds its part",
+                phase="build",
             )
         ]
 

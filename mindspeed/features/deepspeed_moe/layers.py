@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -15,11 +16,12 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler, save_to_aux_losses_tracker
 from megatron.core.transformer.spec_utils import ModuleSpec
 from torch import Tensor
+from torch.nn import Module
 
 from mindspeed import plugins as ms
 from mindspeed.features.deepspeed_moe.gating import Choices, Routing, admit, choose, highest
 from mindspeed.features.deepspeed_moe.tables import ExpertRanks, RowOrder, combine_by_masks, dispatch_by_masks
-from mindspeed.features.deepspeed_moe.units import UnitCall, Units
+from mindspeed.features.deepspeed_moe.units import SingleExperts, UnitCall, Units
 from mindspeed.megatron.module_specs import with_modules
 from mindspeed.moe.capacity import CapacityOptions
 from mindspeed.moe.grouped_experts import GroupedExperts
@@ -39,6 +41,10 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         self.routing_listeners: list[Callable[[Tensor], None]] = []
         """Are called with the map [T, E] of the choices that are kept, as hooks of Megatron's router are with its map."""
         self.ranks = ExpertRanks(self.ep_group, self.token_dispatcher.tp_group, self.token_dispatcher.tp_ep_group)
+        if self.config.add_bias_linear:
+            add_bias = partial(_with_share_of_bias, size=self.token_dispatcher.tp_group.size())
+            for expert in self.experts.local_experts:
+                expert.linear_fc2.register_forward_hook(add_bias)
 
     def forward(
         self, hidden_states: Tensor, intermediate_tensors: Any = None, padding_mask: Tensor | None = None
@@ -182,7 +188,10 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         yield
         if relayed:
             yield
-        self.experts(rows, call, None)
+        if isinstance(self.experts, GroupedExperts):
+            self.experts(rows, call, None)
+        else:
+            call.answer(SingleExperts(self.experts.local_experts))
         if relayed:
             yield
         yield
@@ -212,6 +221,12 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
             y_SBH: Tensor = tensor_parallel.checkpoint(self.shared_experts, False, x_SBH)
             return y_SBH
         return self.shared_experts(x_SBH)  # type: ignore[no-any-return]
+
+
+def _with_share_of_bias(layer: Module, inputs: Any, output: tuple[Tensor, Tensor], size: int) -> tuple[Tensor, None]:
+    """Add its part of the bias on each of the ranks whose outputs are summed. Megatron sums the gradients of the parts."""
+    answers, bias = output
+    return answers + bias / size, None
 
 
 def drawn(like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ L local experts, P ranks with other experts, S tensor ranks, G groups of tokens,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -220,6 +220,22 @@ class _Products:
         if count not in self._ends:
             self._ends[count] = torch.full((1,), count, dtype=torch.int64, device=rows.device)
         answers: Tensor = self._experts.products(rows, between, self._ends[count], self._weights, expert)
+        return answers
+
+
+@dataclass(frozen=True, slots=True)
+class SingleExperts:
+    """Stand in for grouped experts where each expert is a separate module, as it is with biases."""
+
+    experts: Sequence[torch.nn.Module]
+
+    def weights(self) -> None:
+        """Do nothing: each expert has its weights in the graph where it is computed."""
+
+    def products(self, rows: Tensor, between: Callable[[], None], ends: Tensor, weights: None, expert: int) -> Tensor:
+        """Return the outputs of one expert, before which the steps ``between`` its products run."""
+        between()
+        answers: Tensor = self.experts[expert](rows, torch.ones(len(rows), device=rows.device))[0]
         return answers
 
 

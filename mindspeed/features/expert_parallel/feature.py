@@ -35,9 +35,9 @@ def _is_flex(args: ExpertParallelArgs, world: ms.World) -> bool:
     return args.dispatcher == "flex"
 
 
-def _has_biases_on_tensor_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Return whether linear layers with biases are split over tensor-parallel ranks."""
-    return world.tp > 1 and world.linear_bias
+def _splits_biased_experts(args: ExpertParallelArgs, world: ms.World) -> bool:
+    """Return whether several tensor-parallel ranks share an expert with biases."""
+    return bool((args.expert_tensor_size or world.tp) > 1 and world.linear_bias)
 
 
 @ms.condition(
@@ -74,16 +74,6 @@ def flex_has_other_ranks(args: ExpertParallelArgs, world: ms.World) -> bool:
     return args.size * (args.expert_tensor_size or world.tp) > 1
 
 
-@ms.condition(
-    "linear layers have biases, but tensor-parallel ranks cannot share an expert with biases",
-    fix=(ms.Fix.give_field("linear_bias", False), ms.Fix.give_setting("expert_tensor_size", 1)),
-    when=_has_biases_on_tensor_ranks,
-)
-def biased_experts_are_whole(args: ExpertParallelArgs, world: ms.World) -> bool:
-    """Check that experts with biases are on one rank each."""
-    return bool((args.expert_tensor_size or world.tp) == 1)
-
-
 class ExpertParallel(ms.Feature[ExpertParallelArgs]):
     """Distribute the experts of MoE layers over ranks.
 
@@ -116,7 +106,12 @@ class ExpertParallel(ms.Feature[ExpertParallelArgs]):
             ranks_hold_experts_of_given_size,
             bytes_are_known,
             flex_has_other_ranks,
-            biased_experts_are_whole,
+            ms.RequiresAny(
+                "deepspeed-moe",
+                reason="linear layers have biases, and tensor-parallel ranks share experts with biases only in its layers",
+                when=_splits_biased_experts,
+                fix=(ms.Fix.give_field("linear_bias", False), ms.Fix.give_setting("expert_tensor_size", 1)),
+            ),
             ms.Requires(
                 "sequence-parallel",
                 reason="Megatron trains MoE layers with tp > 1 only with sequence parallelism",

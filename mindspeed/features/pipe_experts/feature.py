@@ -32,6 +32,11 @@ def _has_streams(args: PipeExpertsArgs, world: ms.World) -> bool:
     return args.streams
 
 
+def _have_no_biases(args: PipeExpertsArgs, world: ms.World) -> bool:
+    """Return whether experts have no biases, which grouped experts lack."""
+    return not world.linear_bias
+
+
 @ms.condition(
     "every expert is on one rank (ep x tp = {world.ep} x {world.tp}), so {feature} has no transfer to overlap",
     fix=(ms.Fix.give_field("ep", 2, or_more=True), ms.Fix.remove_feature()),
@@ -95,6 +100,7 @@ class PipeExperts(ms.Feature[PipeExpertsArgs]):
                 "moe-grouped-gemm",
                 reason="pipe-experts reads the weights of all local experts from one tensor, which only the experts of "
                 "moe-grouped-gemm have",
+                when=_have_no_biases,
             ),
             ms.After("deepspeed-moe"),
             ms.After("moe-grouped-gemm"),

@@ -1,11 +1,13 @@
 """The layer against its formula, every expert on every token, in one process; with equal groups on both sides."""
 
+from typing import Any
+
 from tests.features.parity import BUCKETS, DTYPES, FULL, TENSOR, Given, given, trains
 
 
-def tensor(ep: int, expert: int, groups: int, nproc: int) -> Given:
+def tensor(ep: int, expert: int, groups: int, nproc: int, **world: Any) -> Given:
     settings = {"deepspeed-moe": {"groups": groups}, "expert-parallel": {"expert_tensor_size": expert}}
-    return given("expert-parallel", *TENSOR, settings=settings, nproc=nproc, ep=ep, tp=2)
+    return given("expert-parallel", *TENSOR, settings=settings, nproc=nproc, ep=ep, tp=2, **world)
 
 
 test_training_is_that_of_the_formula = trains(
@@ -23,7 +25,10 @@ test_training_is_that_of_the_formula = trains(
     | {
         "tensor ranks with experts of their own": tensor(2, 1, groups=2, nproc=2),
         "tensor ranks that share experts": tensor(1, 2, groups=2, nproc=2),
+        "tensor ranks that share experts with biases": tensor(1, 2, groups=2, nproc=2, linear_bias=True),
         "four ranks": tensor(2, 2, groups=4, nproc=4),
+        "four ranks with biases": tensor(2, 2, groups=4, nproc=4, linear_bias=True),
+        "four ranks with biases, bf16": tensor(2, 2, groups=4, nproc=4, linear_bias=True, dtype="bf16"),
         "stages": given("pipeline-parallel", nproc=2, ep=1, pp=2, vpp=1),
         "chunks": given("pipeline-parallel", "virtual-pipeline", nproc=2, ep=1, pp=2, vpp=2),
         "buckets": given("expert-parallel", *BUCKETS, nproc=4, ep=2),

@@ -57,7 +57,11 @@ class Command:
         }
 
 
-_VALIDATIONS: Final = ("megatron.training.arguments:validate_args", "megatron.training.yaml_arguments:validate_yaml")
+_VALIDATIONS: Final = (
+    "megatron.training.arguments:validate_args",
+    "megatron.training.yaml_arguments:validate_yaml",
+    "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
+)
 
 
 def _wraps_of_rules(plan: ActivationPlan) -> Iterator[tuple[str, str]]:
