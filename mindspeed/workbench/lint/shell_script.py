@@ -21,6 +21,8 @@ from mindspeed.workbench.lint.shell_words import ShellLimit, Token, WordPart, re
 
 MAX_STEPS: Final = 2_000_000
 """About the characters that all expansions of a script may give together."""
+CALL_STEPS: Final = 20
+"""Steps of a call of a function, besides those of its body."""
 MAX_EXPRESSION: Final = 200
 """Characters of an arithmetic expression."""
 
@@ -265,7 +267,7 @@ class _Shell:
             return
         self.depth += 1
         require_depth(self.depth, arguments[0].line if arguments else 0)
-        self._spend(len(self.functions[name]), 0)
+        self._spend(CALL_STEPS + len(self.functions[name]), 0)
         self.running[name] = {}
         outer = self.arguments, self.frames
         self.arguments, self.frames = tuple(word.text for word in arguments), []

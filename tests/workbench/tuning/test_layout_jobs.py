@@ -60,8 +60,8 @@ def differences(layouts: Layouts, tried: list[Choice], rows: int, count: int) ->
     return found
 
 
-@pytest.mark.budget(8)
-@pytest.mark.parametrize("model", [pytest.param({}, id="dense"), pytest.param(EXPERTS, marks=pytest.mark.long, id="experts")])
+@pytest.mark.long
+@pytest.mark.parametrize("model", [pytest.param({}, id="dense"), pytest.param(EXPERTS, id="experts")])
 def test_two_thousand_configurations_of_25_layouts_are_judged_as_single_plans(model: dict[str, Any]) -> None:
     assert differences(*space(**model), 25, 40) == []
 
