@@ -23,6 +23,16 @@ def shares_biases(args: Any, world: ms.World) -> bool:
     return bool(size > 1 and world.linear_bias)
 
 
+@ms.condition(
+    "grouped experts have biases, which tensor-parallel ranks share only with single experts",
+    fix=(ms.Fix.give_field("grouped_experts", False), ms.Fix.give_field("linear_bias", False)),
+    when=shares_biases,
+)
+def experts_with_shared_biases_are_single(args: DeepspeedMoeArgs, world: ms.World) -> bool:
+    """Check that experts with biases that tensor-parallel ranks share are single modules."""
+    return not world.grouped_experts
+
+
 def has_expert_ranks(args: Any, world: ms.World) -> bool:
     """Return whether experts are distributed over ranks."""
     return world.ep > 1
@@ -145,6 +155,7 @@ def experts_have_no_copies(args: DeepspeedMoeArgs, world: ms.World) -> bool:
 CONDITIONS: Final[tuple[ms.Condition, ...]] = (
     has_experts,
     tokens_have_enough_experts,
+    experts_with_shared_biases_are_single,
     ms.Condition.unset(
         "expert_capacity_factor",
         "Megatron limits the tokens per expert (expert_capacity_factor={world.expert_capacity_factor}), but {feature} sets a "

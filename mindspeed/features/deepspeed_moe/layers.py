@@ -41,7 +41,7 @@ class CapacityMoELayer(MoELayer):  # type: ignore[misc]
         self.routing_listeners: list[Callable[[Tensor], None]] = []
         """Are called with the map [T, E] of the choices that are kept, as hooks of Megatron's router are with its map."""
         self.ranks = ExpertRanks(self.ep_group, self.token_dispatcher.tp_group, self.token_dispatcher.tp_ep_group)
-        if self.config.add_bias_linear:
+        if self.config.add_bias_linear and hasattr(self.experts, "local_experts"):  # grouped ones add their biases
             add_bias = partial(_with_share_of_bias, size=self.token_dispatcher.tp_group.size())
             for expert in self.experts.local_experts:
                 expert.linear_fc2.register_forward_hook(add_bias)

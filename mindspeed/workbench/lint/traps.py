@@ -163,7 +163,7 @@ _RELATIONS: Final = {
     "exceeds": _exceeds,
     "lengths": _has_other_length,
 }
-"""What must hold for two values of a trap, by the name of its field."""
+"""Relations of two values of a trap, by the name of its field."""
 
 
 def _holds(value: Any, wanted: str | list[str]) -> bool:

@@ -133,7 +133,7 @@ def judge(
 
 
 _Answer = tuple[dict[str, Any], list[dict[str, Any]]]
-"""What the child answers for a command, and the sites that it has met until then."""
+"""The answer of the child for a command, and the sites that it has met until then."""
 
 
 def _answers(
@@ -317,7 +317,7 @@ def _example(relation: str, limit: str, present: Any) -> str | None:
 
 
 _BEYOND: Final = {"at most": 0, "at least": 0, "more than": 1, "less than": -1, "other than": 1}
-"""What is added to a limit for a value that relates to it."""
+"""The number that is added to a limit for a value that relates to it."""
 
 
 def _way_of_variable(name: str, relation: str, value: str) -> Fix | None:
