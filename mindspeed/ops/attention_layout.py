@@ -46,9 +46,9 @@ def head_view(x: Tensor, layout: str, heads: int) -> Tensor:
     return split.permute(0, 2, 1, 3) if layout == "BSH" else split.permute(1, 2, 0, 3)
 
 
-def sequence_view(x: Tensor, start: int, end: int) -> Tensor:
-    """Tokens of one packed sequence of [T, N, D] as [1, N, S, D]."""
-    return x[start:end].transpose(0, 1)[None]
+def packed_view(x: Tensor) -> Tensor:
+    """All tokens of packed sequences, [T, N, D], as [1, N, T, D]."""
+    return x.transpose(0, 1)[None]
 
 
 def head_width(x: Tensor, layout: str, heads: int) -> int:

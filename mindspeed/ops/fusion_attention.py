@@ -24,9 +24,9 @@ from mindspeed.ops.attention_layout import (
     head_width,
     heads_like,
     lengths_of,
+    packed_view,
     probabilities,
     ranges_of,
-    sequence_view,
     sizes,
 )
 from mindspeed.ops.attention_mask import compressed_mask, sequence_at_edge, visible_pairs
@@ -68,6 +68,7 @@ def forward(part: AttentionBatch) -> None:
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
         if columns[0] == columns[1]:
+            out_BKGSE[..., here, :], maximum[..., here], total[..., here] = 0.0, -torch.inf, 0.0
             continue
         products = _product(wide(q_BKGSD[..., here, :]), k_wide[:, :, there].transpose(-1, -2))
         logits = scores.logits(products, rows, columns)
@@ -92,6 +93,7 @@ def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
         if columns[0] == columns[1]:
+            dq[..., here, :] = 0.0
             continue
         q_strip, dout_strip = wide(q_BKGSD[..., here, :]), wide(dout_BKGSE[..., here, :])
         logits = scores.logits(_product(q_strip, k_wide[:, :, there].transpose(-1, -2)), rows, columns)
@@ -323,17 +325,20 @@ def _parts(
         yield AttentionBatch(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
         return
     first, lengths = 0, lengths_of(query_side[0], key_side[0], options)
+    query_side = [unflatten(packed_view(x), 1, split) for x in query_side]
+    key_side = [packed_view(x) for x in key_side]
+    stats = [unflatten(stat.t()[None], 1, split) for stat in stats]
     edge = sequence_at_edge(lengths, options.mode)
-    for n, (q, kv) in enumerate(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)):
-        queries = [unflatten(sequence_view(x, *q), 1, split) for x in query_side]
-        keys = [sequence_view(x, *kv) for x in key_side]
+    for n, ((start, _), (kv_start, _)) in enumerate(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)):
+        queries = [x.narrow(3, start, lengths[n][0]) for x in query_side]
+        keys = [x.narrow(2, kv_start, lengths[n][1]) for x in key_side]
         shape = (1, *split, *lengths[n])
         dropout = None if seed is None else Dropout(options.keep_prob, seed, first, shape)
         first += heads * shape[3] * shape[4]
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
         scores = scores_of(*shape[3:], prefix, n == edge, own, mask, dropout, split, options)
-        yield AttentionBatch(queries, keys, [unflatten(stat[q[0] : q[1]].t()[None], 1, split) for stat in stats], scores)
+        yield AttentionBatch(queries, keys, [x.narrow(3, start, lengths[n][0]) for x in stats], scores)
 
 
 def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -365,12 +370,12 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def by_parts(write: Callable[[AttentionBatch], None], *args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Give the result, statistics and random state.
 
-    ``write`` fills the first ones for each batch of equal sequences; a query that it leaves out sees no key.
+    ``write`` fills the first ones for each batch of equal sequences.
     """
     query, key, value, pse, mask = args[:5]
     options = AttentionOptions(*args[5:])
-    out, maximum = _out_like(query, key, value, options).zero_(), _stats_like(query, options, 1).fill_(-torch.inf)
-    total = torch.zeros_like(maximum)
+    out, maximum = _out_like(query, key, value, options), _stats_like(query, options, 1)
+    total = torch.empty_like(maximum)
     state = state_like(query, options)
     if state.numel():
         state[0] = torch.randint(1 << 62, (), dtype=torch.int64, device=query.device)
@@ -389,12 +394,9 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def gradients_by_parts(
     write: Callable[[AttentionBatch, Tensor | None], None], *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second.
-
-    A query that ``write`` leaves out has no gradient.
-    """
+    """Give the gradients of `_backward`, which ``write`` fills for each batch, that of a bias being added to the second."""
     dout, query, key, value, pse, mask, state, out, maximum, total, of_pse, options = AttentionGradientInputs.of(*args)
-    dq, dk, dv = query.new_zeros(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
     dpse = None if pse is None or not of_pse else pse.new_zeros(pse.shape, dtype=wide_type(pse.dtype))
     query_side, key_side = [query, out, dout, dq], [key, value, dk, dv]
     for n, part in enumerate(_parts(query_side, key_side, [maximum, total], (pse, mask, state), options)):

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from mindspeed.ops import attention, fusion_attention, fusion_attention_grad, npu_fusion_attention, npu_ring_attention_update
 from mindspeed.ops.attention_mask import compressed_mask, forget_compressed_masks
 from mindspeed.ops.attention_scores import Dropout
+from mindspeed.ops.cpu import fusion_attention as flash
 from mindspeed.ops.npu_ring_attention_update import sequence_major
 from tests.ops.attention_calls import KERNELS, assert_agrees, check_dense, choose, logsumexp, options, seen_by
 from tests.ops.attention_formula import (
@@ -295,9 +298,10 @@ def test_blocks_of_a_dropout_mask_are_parts_of_the_whole():
 @pytest.mark.parametrize("pse_type", [None, 1, 2, 3])
 @pytest.mark.parametrize("mode", [0, 2, 4, 6])
 def test_the_size_of_the_strips_does_not_matter(monkeypatch, kernel, mode, pse_type, rows):
-    for module in ("attention_strips", "cpu.fusion_attention"):
-        monkeypatch.setattr(f"mindspeed.ops.{module}._ROWS", rows)
-        monkeypatch.setattr(f"mindspeed.ops.{module}._NUMBERS", 1)
+    for module in (sys.modules["mindspeed.ops.fusion_attention"], flash):
+        monkeypatch.setattr(module, "_ROWS", rows)
+        monkeypatch.setattr(module, "_NUMBERS", 1)
+    monkeypatch.setattr(flash, "_RELATIVE_ROWS", rows)
     check_dense("SBH", mode, pse_type)
 
 

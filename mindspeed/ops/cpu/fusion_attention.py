@@ -2,14 +2,15 @@
 
 What the kernel cannot take runs the reference: dropout, the gradient of a bias, and tensors without elements. Causal and
 full attention are one call, causal attention to more keys than queries is two, whose results are merged; any other
-visibility is one call per strip of queries, with a mask or bias of that strip alone. Strips whose mask and bias depend on
-the distance of query and key, such as a window or ALiBi, share one block of them.
+visibility is one call per strip of queries, with a mask or bias of that strip alone. A mask and bias that depend on the
+distance of query and key, such as a window or ALiBi, are one vector: with the queries of a strip in reverse order, each row of
+its block begins one number after the row before.
 Statistics are ``(logsumexp, 1)``. The kernel rounds the probabilities of half-precision inputs to their type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -26,12 +27,16 @@ from mindspeed.ops.registration import Kernel
 _NUMBERS: Final = 1 << 20
 """Entries in the mask of one strip, unless that would leave fewer than ``_ROWS`` queries."""
 _ROWS: Final = 64
+_RELATIVE_ROWS: Final = 256
+"""Queries in a strip whose mask and bias are a vector: with fewer the kernel packs keys more often, with more it computes more
+hidden pairs."""
 
 
 class ScoreTile(NamedTuple):
     """Queries ``rows`` against the keys ``columns``, causal from their corner or with ``added`` to the logits.
 
     ``added`` is [B | 1, N | 1, rows, columns], -inf for a hidden key. ``more``: an earlier tile has the same queries.
+    ``reverse``: the rows of ``added`` belong to the queries from the last to the first.
     """
 
     rows: Span
@@ -39,12 +44,36 @@ class ScoreTile(NamedTuple):
     causal: bool = False
     added: Tensor | None = None
     more: bool = False
+    reverse: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the queries see no key."""
+        return self.columns[0] == self.columns[1]
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return a view of the tile's queries in a tensor [B, N, S, ...]."""
+        return _span(x, self.rows)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Return a view of the tile's keys in a tensor [B, K, T, ...]."""
+        return _span(x, self.columns)
+
+    def ordered(self, x: Tensor, dimension: int = 2) -> Tensor:
+        """Put queries into the order of ``added``, or from it into the order in which they follow one another."""
+        return x.flip(dimension) if self.reverse else x
+
+
+def _span(x: Tensor, span: Span) -> Tensor:
+    start, end = span
+    return x if end - start == x.shape[2] else x.narrow(2, start, end - start)
 
 
 def _tiles(scores: AttentionScores, dtype: torch.dtype, device: torch.device) -> Iterator[ScoreTile]:
-    """All that any query sees; a query in no tile sees nothing."""
+    """All queries, with what they see; a tile without columns has queries that see nothing."""
     seen, (queries, keys) = scores.visibility, scores.size
     if not queries or not keys:  # a packed sequence without tokens; the kernel divides by their number
+        yield ScoreTile((0, queries), (0, 0))
         return
     whole = scores.bias is None and seen.mask is None and seen.prefix is None
     if whole and (seen.first is None or queries - 1 + seen.first <= 0):
@@ -52,20 +81,24 @@ def _tiles(scores: AttentionScores, dtype: torch.dtype, device: torch.device) ->
             yield ScoreTile((0, queries), (0, keys))
             return
         if seen.last <= 0:
+            if seen.last:
+                yield ScoreTile((0, min(-seen.last, queries)), (0, 0))
             if -seen.last < queries:
                 yield ScoreTile((-seen.last, queries), (0, keys), causal=True)
             return
         yield ScoreTile((0, queries), (0, seen.last))
         yield ScoreTile((0, queries), (seen.last, min(keys, seen.last + queries)), causal=True, more=True)
         return
-    rows = max(_ROWS, _NUMBERS // (keys * _planes(scores)))
+    relative = _is_relative(scores)
+    rows = _RELATIVE_ROWS if relative else max(_ROWS, _NUMBERS // (keys * _planes(scores)))
     strips = [(start, min(start + rows, queries)) for start in range(0, queries, rows)]
-    spans = [(strip, columns) for strip in strips if (columns := seen.columns(*strip, keys))[0] < columns[1]]
-    if not spans:
+    spans = [(strip, seen.columns(*strip, keys)) for strip in strips]
+    if relative:
+        yield from _relative_tiles(scores, spans, dtype, device)
         return
-    added = _by_distance(scores, spans, dtype, device) if _is_relative(scores) else partial(_added, scores, dtype, device)
     for strip, columns in spans:
-        yield ScoreTile(strip, columns, added=added(strip, columns))
+        added = _added(scores, dtype, device, strip, columns) if columns[0] < columns[1] else None
+        yield ScoreTile(strip, columns, added=added)
 
 
 def _is_relative(scores: AttentionScores) -> bool:
@@ -74,20 +107,20 @@ def _is_relative(scores: AttentionScores) -> bool:
     return seen.mask is None and seen.prefix is None and (bias is None or bias.kind >= 2)
 
 
-def _by_distance(
-    scores: AttentionScores, spans: Sequence[tuple[Span, Span]], dtype: torch.dtype, device: torch.device
-) -> Callable[[Span, Span], Tensor | None]:
-    """Make what is added to the logits of all strips; a strip takes the columns at its distance."""
-    first = min(columns[0] - strip[0] for strip, columns in spans)
+def _relative_tiles(
+    scores: AttentionScores, spans: list[tuple[Span, Span]], dtype: torch.dtype, device: torch.device
+) -> Iterator[ScoreTile]:
+    """Tiles of strips and columns whose blocks are views of what is added at each distance from query to key."""
+    first = min(columns[0] - strip[1] + 1 for strip, columns in spans)
     last = max(columns[1] - strip[0] for strip, columns in spans)
-    block = _added(scores, dtype, device, (0, max(end - start for (start, end), _ in spans)), (first, last))
-
-    def added(strip: Span, columns: Span) -> Tensor | None:
-        start, end = strip
-        here, there = slice(end - start), slice(*(column - start - first for column in columns))
-        return None if block is None else block[..., here, there]
-
-    return added
+    by_distance = _added(scores, dtype, device, (0, 1), (first, last))
+    for strip, columns in spans:
+        added = None
+        if by_distance is not None and columns[0] < columns[1]:
+            size = (*by_distance.shape[:-2], strip[1] - strip[0], columns[1] - columns[0])
+            start = columns[0] - strip[1] + 1 - first
+            added = by_distance.as_strided(size, (*by_distance.stride()[:-2], 1, 1), start)
+        yield ScoreTile(strip, columns, added=added, reverse=True)
 
 
 def _planes(scores: AttentionScores) -> int:
@@ -135,18 +168,34 @@ def _forward_part(part: AttentionBatch) -> None:
     q_view, out = _heads(part.query_side)
     maximum, total = _heads(part.stats)
     q, k, v = _padded([q_view, *part.key_side])
-    for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
-        here, there = slice(*rows), slice(*columns)
-        result, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[:, :, here], k[:, :, there], v[:, :, there], 0.0, causal, attn_mask=added, scale=part.scores.scale
-        )
-        if more:
-            _merge(out[:, :, here], maximum[:, :, here], result[..., : out.shape[-1]], logsumexp)
+    for tile in _tiles(part.scores, maximum.dtype, q.device):
+        its_out, its_maximum, its_total = map(tile.queries, (out, maximum, total))
+        if tile.is_empty:
+            its_out.zero_()
+            its_maximum.fill_(-torch.inf)
+            its_total.zero_()
             continue
-        seen = None if added is None else _seen(part.scores, added)
-        out[:, :, here] = result[..., : out.shape[-1]]
-        maximum[:, :, here] = logsumexp if seen is None else torch.where(seen, logsumexp, -torch.inf)
-        total[:, :, here] = 1 if seen is None else seen.to(total.dtype)
+        result, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            tile.ordered(tile.queries(q)),
+            tile.keys(k),
+            tile.keys(v),
+            0.0,
+            tile.causal,
+            attn_mask=tile.added,
+            scale=part.scores.scale,
+        )
+        result, logsumexp = tile.ordered(result[..., : out.shape[-1]]), tile.ordered(logsumexp)
+        if tile.more:
+            _merge(its_out, its_maximum, result, logsumexp)
+            continue
+        its_out.copy_(result)
+        if tile.added is None:
+            its_maximum.copy_(logsumexp)
+            its_total.fill_(1.0)
+        else:
+            seen = tile.ordered(_seen(part.scores, tile.added), -1)
+            its_maximum.copy_(torch.where(seen, logsumexp, -torch.inf))
+            its_total.copy_(seen)
 
 
 def _seen(scores: AttentionScores, added: Tensor) -> Tensor:
@@ -172,21 +221,36 @@ def _backward_part(part: AttentionBatch, dbias: Tensor | None) -> None:
     logsumexp = torch.where(total > 0, maximum + total.log(), 0.0)
     q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
     sums: list[Tensor] = []
-    for rows, columns, causal, added, more in _tiles(part.scores, maximum.dtype, q.device):
-        here, there = slice(*rows), slice(*columns)
-        sides = (dout[:, :, here], q[:, :, here], k[:, :, there], v[:, :, there], out[:, :, here], logsumexp[:, :, here])
+    for tile in _tiles(part.scores, maximum.dtype, q.device):
+        its_dq = tile.queries(dq)
+        if tile.is_empty:
+            its_dq.zero_()
+            continue
+        its_dout, its_q, its_out, its_logsumexp = (tile.ordered(tile.queries(x)) for x in (dout, q, out, logsumexp))
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *sides, 0.0, causal, attn_mask=added, scale=part.scores.scale
+            its_dout,
+            its_q,
+            tile.keys(k),
+            tile.keys(v),
+            its_out,
+            its_logsumexp,
+            0.0,
+            tile.causal,
+            attn_mask=tile.added,
+            scale=part.scores.scale,
         )
-        share = grads[0][..., : dq.shape[-1]]
-        dq[:, :, here] = dq[:, :, here] + share if more else share
-        if columns == (0, k.shape[2]) and not sums and rows[1] == q.shape[2]:
+        share = tile.ordered(grads[0][..., : dq.shape[-1]])
+        if tile.more:
+            its_dq.add_(share)
+        else:
+            its_dq.copy_(share)
+        if tile.columns == (0, k.shape[2]) and not sums and tile.rows[1] == q.shape[2]:
             dk.copy_(grads[1][..., : dk.shape[-1]])  # the only strip
             dv.copy_(grads[2][..., : dv.shape[-1]])
             return
         sums = sums or [torch.zeros(x.shape, dtype=wide_type(x.dtype), device=x.device) for x in (dk, dv)]
         for sum_, grad in zip(sums, grads[1:], strict=True):
-            sum_[:, :, there] += grad[..., : sum_.shape[-1]]
+            tile.keys(sum_).add_(grad[..., : sum_.shape[-1]])
     for grad, sum_ in zip((dk, dv), sums or [torch.zeros(())] * 2, strict=True):
         grad.copy_(sum_)
 
