@@ -3,11 +3,14 @@
 #include "blocked_product.h"
 #include "rounded.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/library.h>
 
 #include <set>
 #include <string>
-#include <utility>
+#include <tuple>
 
 namespace mindspeed {
 namespace {
@@ -73,23 +76,37 @@ template <class Finish> void multiply_pairs(const std::vector<Product> &products
 #endif
 }
 
-std::set<std::pair<std::string, at::ScalarType>> of_library;
+// The most multiplications of a small product, for which the costs of a call count.
+constexpr int64_t kSmall = int64_t{1} << 24;
 
-void choose_library(std::string op, at::ScalarType type, bool chosen) {
+std::set<std::tuple<std::string, at::ScalarType, bool>> of_library;
+
+void choose_library(std::string op, at::ScalarType type, bool small, bool chosen) {
   if (chosen)
-    of_library.insert({op, type});
+    of_library.insert({op, type, small});
   else
-    of_library.erase({op, type});
+    of_library.erase({op, type, small});
 }
 
 TORCH_LIBRARY(mindspeed_kernels, m) {
-  m.def("choose_library(str op, ScalarType type, bool chosen) -> ()", choose_library);
+  m.def("choose_library(str op, ScalarType type, bool small, bool chosen) -> ()", choose_library);
+}
+
+at::Tensor matrix(const Operand &x, int64_t outer, int64_t inner, at::ScalarType type) {
+  return at::from_blob(const_cast<void *>(x.data), {outer, inner}, {x.outer_stride, x.inner_stride}, type);
+}
+
+// Half-precision numbers are multiplied as they are and summed in fp32, for which the library wants rows of neighbours.
+template <class Number> void add_wide(const at::Tensor &a, const at::Tensor &b, float *to, int64_t stride) {
+  const at::Tensor left = a.contiguous(), right = b.contiguous();
+  at::native::cpublas::brgemm(a.size(0), b.size(1), a.size(1), left.stride(0), right.stride(0), stride, true,
+                              left.const_data_ptr<Number>(), right.const_data_ptr<Number>(), to, false);
 }
 
 } // namespace
 
-bool left_to_library(const char *op, at::ScalarType type) {
-  return !of_library.empty() && of_library.count({op, type}) != 0;
+bool left_to_library(const char *op, at::ScalarType type, int64_t multiplications, int64_t products) {
+  return !of_library.empty() && of_library.count({op, type, multiplications <= kSmall * products}) != 0;
 }
 
 bool multiplies(at::ScalarType type) {
@@ -112,6 +129,22 @@ void multiply_and_add(at::ScalarType type, const std::vector<Product> &products,
     multiply_as_floats<c10::Half>(products, Add{to.data()});
   else
     multiply_as_floats<float>(products, Add{to.data()});
+}
+
+void add_products_of_library(at::ScalarType type, const std::vector<Product> &products,
+                             const std::vector<Destination> &to) {
+  for (size_t i = 0; i < products.size(); ++i) {
+    const Product &product = products[i];
+    const at::Tensor a = matrix(product.a, product.rows, product.inner, type);
+    const at::Tensor b = matrix(product.b, product.columns, product.inner, type).t();
+    float *sum = static_cast<float *>(to[i].data);
+    if (type == at::kBFloat16)
+      add_wide<c10::BFloat16>(a, b, sum, to[i].stride);
+    else if (type == at::kHalf)
+      add_wide<c10::Half>(a, b, sum, to[i].stride);
+    else
+      at::from_blob(sum, {product.rows, product.columns}, {to[i].stride, 1}, at::kFloat).addmm_(a, b);
+  }
 }
 
 } // namespace mindspeed

@@ -33,11 +33,16 @@ struct Destination {
 bool multiplies(at::ScalarType type);
 
 // Whether an operator leaves products of this type to the library of torch, which was measured to be faster on this
-// processor. It is told when the operators are loaded.
-bool left_to_library(const char *op, at::ScalarType type);
+// processor for small products or for large ones. It is told when the operators are loaded. `multiplications` are those
+// of all `products` together.
+bool left_to_library(const char *op, at::ScalarType type, int64_t multiplications, int64_t products);
 
 // Store every product, of matrices of `type`, as numbers of that type; or add it to a C of fp32 numbers.
 void multiply_and_store(at::ScalarType type, const std::vector<Product> &products, const std::vector<Destination> &to);
 void multiply_and_add(at::ScalarType type, const std::vector<Product> &products, const std::vector<Destination> &to);
+
+// Add every product as `multiply_and_add` does, computed by the library of torch.
+void add_products_of_library(at::ScalarType type, const std::vector<Product> &products,
+                             const std::vector<Destination> &to);
 
 } // namespace mindspeed

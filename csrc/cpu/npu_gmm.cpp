@@ -50,7 +50,7 @@ Tensor gmm(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &b
     return call_reference(gmm_operator(), x, weight, bias, groups, cumulative);
   const int64_t experts = weight.size(0), columns = weight.size(2);
   Tensor y = fresh({x.size(0), columns}, x.options());
-  if (!bias && left_to_library("npu_gmm", x.scalar_type())) {
+  if (!bias && left_to_library("npu_gmm", x.scalar_type(), x.numel() * columns, experts)) {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t start = (*bounds)[e], rows = (*bounds)[e + 1] - start;
       Tensor part = y.narrow(0, start, rows);
@@ -79,7 +79,7 @@ Tensor gmm_sum(const Tensor &x, const Tensor &dy, const Tensor &groups, bool cum
     return call_reference(sum_operator(), x, dy, groups, cumulative);
   const int64_t experts = groups.size(0), rows = x.size(1), columns = dy.size(1);
   const Tensor out = fresh({experts, rows, columns}, x.options());
-  if (left_to_library("npu_gmm", x.scalar_type())) {
+  if (left_to_library("npu_gmm", x.scalar_type(), x.numel() * columns, experts)) {
     for (int64_t e = 0; e < experts; ++e) {
       const int64_t start = (*bounds)[e], inner = (*bounds)[e + 1] - start;
       Tensor part = out[e];

@@ -27,7 +27,7 @@ void add(const Tensor &x, const Tensor &dy, const Tensor &groups, Tensor &grad) 
   const auto bounds = group_bounds(groups, x.size(0), true);
   const bool taken = multiplies(x.scalar_type()) && dy.scalar_type() == x.scalar_type() &&
                      grad.scalar_type() == at::kFloat && grad.is_contiguous();
-  if (!bounds || !taken || left_to_library("npu_groupmatmul_add_fp32", x.scalar_type())) {
+  if (!bounds || !taken) {
     call_reference(add_operator(), x, dy, groups, grad);
     return;
   }
@@ -36,12 +36,14 @@ void add(const Tensor &x, const Tensor &dy, const Tensor &groups, Tensor &grad) 
   std::vector<Destination> destinations;
   for (int64_t e = 0; e < groups.size(0); ++e) {
     const int64_t start = (*bounds)[e], inner = (*bounds)[e + 1] - start;
-    if (inner == 0)
+    if (rows * columns * inner == 0)
       continue;
     products.push_back({transposed(x, start), transposed(dy, start), rows, columns, inner});
     destinations.push_back({grad.mutable_data_ptr<float>() + e * rows * columns, columns, nullptr});
   }
-  multiply_and_add(x.scalar_type(), products, destinations);
+  const bool of_library = left_to_library("npu_groupmatmul_add_fp32", x.scalar_type(), x.size(0) * rows * columns,
+                                          groups.size(0));
+  (of_library ? add_products_of_library : multiply_and_add)(x.scalar_type(), products, destinations);
 }
 
 TORCH_LIBRARY_IMPL(mindspeed, CPU, m) { m.impl("npu_groupmatmul_add_fp32", add); }

@@ -22,7 +22,7 @@ const auto &add_operator() {
 void add(const Tensor &total_input, const Tensor &grad_output, Tensor &grad) {
   const bool taken = multiplies(total_input.scalar_type()) && grad_output.scalar_type() == total_input.scalar_type() &&
                      grad.scalar_type() == at::kFloat && (grad.stride(1) == 1 || grad.stride(0) == 1);
-  if (!taken || left_to_library("npu_matmul_add_fp32", total_input.scalar_type())) {
+  if (!taken) {
     call_reference(add_operator(), total_input, grad_output, grad);
     return;
   }
@@ -35,8 +35,11 @@ void add(const Tensor &total_input, const Tensor &grad_output, Tensor &grad) {
     std::swap(product.rows, product.columns);
     to.stride = grad.stride(1);
   }
-  if (product.inner > 0)
-    multiply_and_add(total_input.scalar_type(), {product}, {to});
+  const int64_t multiplications = product.rows * product.columns * product.inner;
+  if (multiplications == 0)
+    return;
+  const bool of_library = left_to_library("npu_matmul_add_fp32", total_input.scalar_type(), multiplications, 1);
+  (of_library ? add_products_of_library : multiply_and_add)(total_input.scalar_type(), {product}, {to});
 }
 
 TORCH_LIBRARY_IMPL(mindspeed, CPU, m) { m.impl("npu_matmul_add_fp32", add); }

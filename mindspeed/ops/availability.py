@@ -64,7 +64,7 @@ class VariantStatus:
     @property
     def measured(self) -> str:
         """The speed of the operator here over that without it, for each measured type."""
-        return ", ".join(f"{speed.dtype} {speed.ratio:.1f}x" for speed in self.speeds)
+        return ", ".join(f"{speed.label} {speed.ratio:.1f}x" for speed in self.speeds)
 
     @property
     def why(self) -> str:
@@ -183,7 +183,7 @@ class _Machine:
         best = variant(op, self.platform)
         if best == REFERENCE or not self.runs(op):
             return REFERENCE
-        types = " and ".join(speed.dtype for speed in self.speeds_of(op) if speed.leaves_to_library)
+        types = " and ".join(speed.label for speed in self.speeds_of(op) if speed.leaves_to_library)
         return f"{best}, torch's products in {types}" if types else best
 
     def speeds_of(self, op: str) -> tuple[Speed, ...]:

@@ -110,9 +110,9 @@ def measured(built: Built, say: Say, again: bool = False) -> tuple[Speed, ...]:
 
 def _known(built: Built, again: bool) -> tuple[Speed, ...] | None:
     """Return the stored times of a library, or None where one of them is missing or all are measured again."""
-    needed = {(op, dtype) for op in built.operators if op in MEASURED for dtype in speeds.DTYPES}
+    needed = {(op, *case) for op in built.operators if op in MEASURED for case in speeds.cases(op)}
     known = () if again else speeds.read(built.library)
-    return known if needed.issubset((speed.op, speed.dtype) for speed in known) else None
+    return known if needed.issubset((speed.op, speed.dtype, speed.small) for speed in known) else None
 
 
 def _measure(built: Built) -> tuple[Speed, ...]:

@@ -16,6 +16,7 @@ from mindspeed.ops.activations import GATED, PLAIN, activate
 from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from mindspeed.ops.numerics import dequantized, float_scale, integer_product, to_int8, wide
 from mindspeed.ops.registration import define, no_gradient
 
@@ -128,11 +129,14 @@ def _expert(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], how: 
         hidden = to_int8(hidden if how.offset is None else hidden + how.offset.float())
         y = integer_product(hidden, weights[1])
         return (y if biases[1] is None else y + biases[1]).float() * _given(how.deq_scale2)
-    y = wide(x)
+    y = x
     scales = ((how.antiquant_scale1, how.antiquant_offset1), (how.antiquant_scale2, how.antiquant_offset2))
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         antiquant, offset = scales[layer]
-        y = y @ (wide(weight) if antiquant is None else dequantized(weight, antiquant, offset))
+        if layer == 0 and antiquant is None:
+            y = wide_product(x, weight)
+        else:
+            y = wide(y) @ (wide(weight) if antiquant is None else dequantized(weight, antiquant, offset))
         y = y if bias is None else y + wide(bias)
         y = activate(y, name) if layer == 0 else y
     return y

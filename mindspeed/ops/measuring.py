@@ -19,39 +19,45 @@ from torch import Tensor
 
 import mindspeed.ops as operators
 from mindspeed.ops.native_library import DTYPES, choose_library, load
-from mindspeed.ops.speeds import MEASURED, Speed
+from mindspeed.ops.speeds import MEASURED, PRODUCTS, Speed, cases
 
 TURNS: Final = 7
 ROWS, HIDDEN, EXPERTS, TOPK = 1024, 1024, 8, 2
+SMALL: Final = 256
+"""Rows and columns of small matrices: as large as those of 2^24 multiplications get."""
 
 Work = Callable[[], object]
 
 
 class Case(NamedTuple):
-    """A call of an operator, and the calls of ``peer`` that a job makes without it. Products can be left to torch, too."""
+    """A call of an operator, and the calls of ``peer`` that a job makes without it."""
 
     ours: Work
     peer: str
     without: Work
-    is_product: bool = False
 
 
-def measure(op: str, dtype: str) -> Speed:
-    """Time one operator."""
+def measure(op: str, dtype: str, small: bool = False) -> Speed:
+    """Time one operator; products can be left to torch, too. One that seems to lose is timed once more."""
     torch.manual_seed(0)
-    case = CASES[op](DTYPES[dtype])
+    is_product = op in PRODUCTS
+    case = PRODUCT_CASES[op](DTYPES[dtype], small) if is_product else CASES[op](DTYPES[dtype])
     runs = {"kernel": case.ours, "without": case.without}
-    if case.is_product:
+    if is_product:
         runs["library"] = case.ours
     best = dict.fromkeys(runs, float("inf"))
-    for _ in range(TURNS):
-        for name, run in runs.items():
-            if case.is_product:
-                choose_library(op, dtype, name == "library")
-            start = time.thread_time()
-            run()
-            best[name] = min(best[name], time.thread_time() - start)
-    return Speed(op, dtype, best["kernel"], best.get("library"), best["without"], case.peer)
+    for _ in range(2):
+        for _ in range(TURNS):
+            for name, run in runs.items():
+                if is_product:
+                    choose_library(op, dtype, small, name == "library")
+                start = time.thread_time()
+                run()
+                best[name] = min(best[name], time.thread_time() - start)
+        speed = Speed(op, dtype, best["kernel"], best.get("library"), best["without"], case.peer, small)
+        if not speed.loses:
+            break
+    return speed
 
 
 def main() -> None:
@@ -60,7 +66,7 @@ def main() -> None:
     if (built := load()) is None:
         sys.exit("the library is not loaded")
     names = [op for op in MEASURED if op in built.operators]
-    print(json.dumps([asdict(measure(op, dtype)) for op in names for dtype in DTYPES]))
+    print(json.dumps([asdict(measure(op, *case)) for op in names for case in cases(op)]))
 
 
 def _trained(run: Callable[..., Any], *inputs: Tensor) -> Work:
@@ -75,36 +81,38 @@ def _random(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape).to(dtype)
 
 
-def _groups() -> tuple[Tensor, list[tuple[int, int]]]:
-    """Cumulative ends of equal groups, and where each group begins and ends."""
-    ends = list(range(0, ROWS + 1, ROWS // EXPERTS))
-    return torch.tensor(ends[1:]), list(pairwise(ends))
+def _groups(small: bool) -> tuple[Tensor, list[tuple[int, int]], int, int]:
+    """Cumulative ends of equal groups, where each group begins and ends, and the columns on both sides of its product."""
+    groups, width = (8 * EXPERTS, SMALL) if small else (EXPERTS, HIDDEN)
+    ends = list(range(0, ROWS + 1, ROWS // groups))
+    return torch.tensor(ends[1:]), list(pairwise(ends)), width, width // 2
 
 
-def _matmul_add(dtype: torch.dtype) -> Case:
-    x, dy, grad = _random(dtype, ROWS, HIDDEN), _random(dtype, ROWS, HIDDEN), torch.zeros(HIDDEN, HIDDEN)
+def _matmul_add(dtype: torch.dtype, small: bool) -> Case:
+    rows, width = (SMALL, SMALL) if small else (ROWS, HIDDEN)
+    x, dy, grad = _random(dtype, rows, width), _random(dtype, rows, width), torch.zeros(width, width)
 
     def without() -> None:
         grad.add_(dy.t() @ x)
 
-    return Case(lambda: operators.npu_matmul_add_fp32(x, dy, grad), "mm and add", without, True)
+    return Case(lambda: operators.npu_matmul_add_fp32(x, dy, grad), "mm and add", without)
 
 
-def _grouped_matmul_add(dtype: torch.dtype) -> Case:
-    ends, parts = _groups()
-    x, dy = _random(dtype, ROWS, HIDDEN), _random(dtype, ROWS, HIDDEN // 2)
-    grad = torch.zeros(EXPERTS, HIDDEN, HIDDEN // 2)
+def _grouped_matmul_add(dtype: torch.dtype, small: bool) -> Case:
+    ends, parts, width, columns = _groups(small)
+    x, dy = _random(dtype, ROWS, width), _random(dtype, ROWS, columns)
+    grad = torch.zeros(len(parts), width, columns)
 
     def without() -> None:
         for into, (start, end) in zip(grad, parts, strict=True):
             into.add_(x[start:end].t() @ dy[start:end])
 
-    return Case(lambda: operators.npu_groupmatmul_add_fp32(x, dy, ends, grad), "mm and add of each expert", without, True)
+    return Case(lambda: operators.npu_groupmatmul_add_fp32(x, dy, ends, grad), "mm and add of each expert", without)
 
 
-def _grouped_matmul(dtype: torch.dtype) -> Case:
-    ends, parts = _groups()
-    x, weight = _random(dtype, ROWS, HIDDEN), _random(dtype, EXPERTS, HIDDEN, HIDDEN // 2)
+def _grouped_matmul(dtype: torch.dtype, small: bool) -> Case:
+    ends, parts, width, columns = _groups(small)
+    x, weight = _random(dtype, ROWS, width), _random(dtype, len(parts), width, columns)
 
     def ours(x: Tensor, weight: Tensor) -> Any:
         return operators.npu_gmm(x, weight, group_list=ends)
@@ -112,7 +120,7 @@ def _grouped_matmul(dtype: torch.dtype) -> Case:
     def without(x: Tensor, weight: Tensor) -> Tensor:
         return torch.cat([x[start:end] @ one for (start, end), one in zip(parts, weight, strict=True)])
 
-    return Case(_trained(ours, x, weight), "mm of each expert", _trained(without, x, weight), True)
+    return Case(_trained(ours, x, weight), "mm of each expert", _trained(without, x, weight))
 
 
 def _rms_norm(dtype: torch.dtype) -> Case:
@@ -198,18 +206,21 @@ def _logits(dtype: torch.dtype) -> Case:
     return Case(ours, "softmax in place, in fp32", without)
 
 
+PRODUCT_CASES: Final[dict[str, Callable[[torch.dtype, bool], Case]]] = {
+    "npu_gmm": _grouped_matmul,
+    "npu_groupmatmul_add_fp32": _grouped_matmul_add,
+    "npu_matmul_add_fp32": _matmul_add,
+}
+"""Functions that make the case of each of `mindspeed.ops.speeds.PRODUCTS`, with small or large matrices."""
 CASES: Final[dict[str, Callable[[torch.dtype], Case]]] = {
     "logit_statistics": _logits,
     "npu_fused_moe_token_permute": _permute,
     "npu_fused_moe_token_unpermute": _unpermute,
-    "npu_gmm": _grouped_matmul,
-    "npu_groupmatmul_add_fp32": _grouped_matmul_add,
-    "npu_matmul_add_fp32": _matmul_add,
     "npu_rotary_position_embedding": _rotary,
     "rms_norm": _rms_norm,
     "swiglu": _swiglu,
 }
-"""Functions that make the case of each of `mindspeed.ops.speeds.MEASURED`."""
+"""Functions that make the case of each other one of `mindspeed.ops.speeds.MEASURED`."""
 
 
 if __name__ == "__main__":

@@ -58,13 +58,13 @@ def _load() -> Built | None:
         return None
     for speed in speeds.read(built.library):
         if speed.leaves_to_library:
-            choose_library(speed.op, speed.dtype, True)
+            choose_library(speed.op, speed.dtype, speed.small, True)
     return built
 
 
-def choose_library(op: str, dtype: str, chosen: bool) -> None:
-    """Leave the products of an operator in a type to torch, or to our kernel again. The operators must be loaded."""
-    torch.ops.mindspeed_kernels.choose_library(op, DTYPES[dtype], chosen)
+def choose_library(op: str, dtype: str, small: bool, chosen: bool) -> None:
+    """Leave small or large products of an operator in a type to torch, or to our kernel again. The operators must be loaded."""
+    torch.ops.mindspeed_kernels.choose_library(op, DTYPES[dtype], small, chosen)
 
 
 def _warn(problem: Problem) -> None:

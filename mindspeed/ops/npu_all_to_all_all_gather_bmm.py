@@ -11,6 +11,7 @@ from torch import Tensor
 from mindspeed.ops.activations import PLAIN, activate
 from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_to_all, name_of_size, size_of
 from mindspeed.ops.registration import define, no_gradient
@@ -80,7 +81,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reference: ``(y1, y2, y3)``; ``y3`` is empty without an activation."""
     y2 = _gathered_rows(x, weight, ep, tp, shard_type)
-    y3 = wide(y2) @ wide(weight)
+    y3 = wide_product(y2, weight)
     y3 = y3 if bias is None else y3 + wide(bias)
     if act == "none":
         return y3.to(x.dtype, copy=True), y2, x.new_empty(0)

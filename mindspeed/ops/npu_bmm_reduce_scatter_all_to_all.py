@@ -12,6 +12,7 @@ from torch import Tensor
 from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.npu_all_to_all_all_gather_bmm import bias_by_expert, check_operands
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from mindspeed.ops.numerics import unflatten, wide
 from mindspeed.ops.process_groups import Group, all_to_all, name_of_size, reduce_scatter, size_of
 from mindspeed.ops.registration import define, no_gradient, product_operations
@@ -50,7 +51,7 @@ def npu_bmm_reduce_scatter_all_to_all(
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, ep: str, tp: str, shard_type: int) -> Tensor:
-    return _scattered_rows(wide(x) @ wide(weight), bias, x.dtype, ep, tp, shard_type)
+    return _scattered_rows(wide_product(x, weight), bias, x.dtype, ep, tp, shard_type)
 
 
 def _scattered_rows(product: Tensor, bias: Tensor | None, dtype: torch.dtype, ep: str, tp: str, shard_type: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
 from mindspeed.ops.group_list import group_ranges, group_tensor
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from mindspeed.ops.numerics import wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of, size_of
 from mindspeed.ops.registration import define, no_gradient
@@ -69,7 +70,7 @@ def npu_grouped_mat_mul_all_reduce(
 def _forward(x: list[Tensor], weight: list[Tensor], bias: list[Tensor] | None, group: str) -> list[Tensor]:
     ranks, results = size_of(group), []
     for i, (part, matrix) in enumerate(zip(x, weight, strict=True)):
-        product = wide(part) @ wide(matrix)
+        product = wide_product(part, matrix)
         product = product if bias is None else product + wide(bias[i]) / ranks
         results.append(all_reduce(product, group).to(part.dtype))
     return results

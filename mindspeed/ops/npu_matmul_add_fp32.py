@@ -32,6 +32,21 @@ def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) 
     torch.ops.mindspeed.npu_matmul_add_fp32(total_input.detach(), grad_output.detach(), grad)
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a b`` of [..., K] and [K, N], or of batches [B, M, K] and [B, K, N], in the type for sums.
+
+    On the CPU half-precision matrices are not widened.
+    """
+    if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16):
+        return wide(a) @ wide(b)
+    product = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
+    flat = (a.reshape(-1, a.shape[-1]), b, product.view(-1, b.shape[-1]))
+    matrices = zip(a, b, product, strict=True) if b.dim() == 3 else [flat]
+    for left, right, into in matrices:
+        torch.ops.mindspeed.npu_matmul_add_fp32(right, left.t(), into)
+    return product
+
+
 _BLOCK: Final = 8192
 """Columns of ``grad_output`` that the reference computes at once, so that it widens no more of them."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mindspeed.ops.autocast import in_autocast_type
 from mindspeed.ops.errors import require
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from mindspeed.ops.numerics import dequantized, float_scale, integer_product, wide
 from mindspeed.ops.process_groups import Group, all_reduce, name_of
 from mindspeed.ops.registration import define, like, no_gradient, product_operations
@@ -100,8 +101,10 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
         product = integer_product(x1, x2)
         product = (product if bias is None else product + bias).float() * float_scale(dequant_scale)
     else:
-        weight = wide(x2) if antiquant_scale is None else dequantized(x2, antiquant_scale, antiquant_offset)
-        product = wide(x1) @ weight
+        if antiquant_scale is None:
+            product = wide_product(x1, x2)
+        else:
+            product = wide(x1) @ dequantized(x2, antiquant_scale, antiquant_offset)
         product = product if bias is None else product + wide(bias)
     y = all_reduce(product, group).view(residual.shape) + wide(residual)
     norm = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon) * wide(gamma)

@@ -32,13 +32,15 @@ MEASURED: Final = (
     "swiglu",
 )
 """The C++ operators that replace calls of torch in features."""
+PRODUCTS: Final = frozenset({"npu_gmm", "npu_groupmatmul_add_fp32", "npu_matmul_add_fp32"})
+"""Those that can leave their products to torch, measured with large and with small matrices, where calls cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds of a call in ``dtype``: with our ``kernel``, with products of torch's ``library`` where it has any, and without.
 
-    ``peer`` names what a job runs ``without`` the operator.
+    ``peer`` names what a job runs ``without`` the operator. ``small``: its matrices have at most 2^24 multiplications each.
     """
 
     op: str
@@ -47,6 +49,17 @@ class Speed:
     library: float | None
     without: float
     peer: str
+    small: bool = False
+
+    @property
+    def label(self) -> str:
+        """The data type, and whether matrices are small, in two words."""
+        return f"small {self.dtype}" if self.small else self.dtype
+
+    @property
+    def scope(self) -> str:
+        """The data type, and whether matrices are small, as the end of a sentence."""
+        return f"in {self.dtype} with small matrices" if self.small else f"in {self.dtype}"
 
     @property
     def leaves_to_library(self) -> bool:
@@ -66,14 +79,19 @@ class Speed:
     @property
     def comparison(self) -> str:
         """The ratio as a sentence."""
-        return f"{self.op} has {self.ratio:.2f} times the speed of {self.peer} in {self.dtype} on this processor"
+        return f"{self.op} has {self.ratio:.2f} times the speed of {self.peer} {self.scope} on this processor"
 
     @property
     def verdict(self) -> str:
         """The consequence of the times as a sentence; '' where the kernel wins."""
         if self.loses:
             return self.comparison
-        return f"{self.op} runs products of torch in {self.dtype}, which are faster here" if self.leaves_to_library else ""
+        return f"{self.op} runs products of torch {self.scope}, which are faster here" if self.leaves_to_library else ""
+
+
+def cases(op: str) -> list[tuple[str, bool]]:
+    """Return in which types an operator is measured, and whether with small matrices."""
+    return [(dtype, small) for dtype in DTYPES for small in ((False, True) if op in PRODUCTS else (False,))]
 
 
 def read(library: Path) -> tuple[Speed, ...]:
@@ -98,7 +116,8 @@ def _speed(row: Any) -> Speed | None:
         return None
     times = (speed.kernel, speed.without, *(() if speed.library is None else (speed.library,)))
     are_times = all(isinstance(time, float) and isfinite(time) and time > 0 for time in times)
-    return speed if are_times and speed.op in MEASURED and speed.dtype in DTYPES and isinstance(speed.peer, str) else None
+    is_known = speed.op in MEASURED and (speed.dtype, speed.small) in cases(speed.op)
+    return speed if are_times and is_known and isinstance(speed.peer, str) else None
 
 
 def _file(library: Path) -> Path:

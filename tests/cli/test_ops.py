@@ -284,6 +284,18 @@ def test_the_table_has_the_measured_speeds(cache, mindspeed):
     assert row.split(maxsplit=3) == ["swiglu", "C++", "C++", "bf16 3.4x, fp32 2.4x"]
 
 
+def test_small_and_large_matrices_are_measured_apart(cache, listed, mindspeed, monkeypatch):
+    monkeypatch.setattr(availability, "native_variants", lambda platform: {"npu_gmm"})
+    library = pretend_built(cache, operators=["npu_gmm"]).library
+    fast, slow = replace(LEFT, kernel=1.0, without=2.0), replace(LEFT, without=0.5, small=True)
+    speeds.write(library, (fast, slow))
+    assert speeds.read(library) == (fast, slow)
+    assert availability.kinds(["npu_gmm"], "cpu") == {"npu_gmm": "C++, torch's products in small bf16"}
+    text = "npu_gmm has 0.50 times the speed of mm of each expert in bf16 with small matrices on this processor"
+    assert listed("npu_gmm", "--platform", "cpu") == ("C++", "C++", text)
+    assert "bf16 2.0x, small bf16 0.5x" in mindspeed("ops", "list", "--platform", "cpu").stdout
+
+
 def test_the_table_and_the_facts_of_a_rank_have_whose_products_run(cache, listed, monkeypatch):
     left = tuple(replace(speed, library=0.5) for speed in measured_times(3.0, 0.2))
     library = pretend_built(cache, operators=["swiglu"]).library

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mindspeed.ops import npu_groupmatmul_add_fp32, npu_matmul_add_fp32
+from mindspeed.ops.npu_matmul_add_fp32 import wide_product
 from tests.ops.operator_checks import randn, refused, strided
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -153,3 +154,13 @@ def test_wrong_arguments_are_refused(x, dy, grad, message):
 def test_wrong_groups_are_refused(dy, groups, grad, message):
     with refused(f"npu_groupmatmul_add_fp32: {message}"):
         npu_groupmatmul_add_fp32(torch.ones(3, 2), dy, groups, grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("left", "right"), [((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)), ((0, 4), (4, 5))])
+def test_a_wide_product_is_rounded_to_the_type_for_sums_alone(dtype, left, right):
+    for make in (randn, strided):
+        a, b = make(*left, dtype=dtype, grad=False), make(*right, dtype=dtype, seed=2, grad=False)
+        product = wide_product(a, b)
+        assert product.dtype == wide_type(dtype)
+        torch.testing.assert_close(product.double(), a.double() @ b.double(), rtol=1e-6, atol=1e-5)

@@ -5,6 +5,8 @@ import torch
 
 from mindspeed.ops import npu_groupmatmul_add_fp32, npu_matmul_add_fp32, quant_gmm
 from mindspeed.ops.native_library import DTYPES, choose_library
+from mindspeed.ops.speeds import PRODUCTS
+from mindspeed.ops.speeds import cases as measured_cases
 from tests.ops.native.moe_cases import ROUNDING, SHAPES, SIZES, TYPES, assert_close, laid_out, need, numbers, reference
 
 OPS = torch.ops.mindspeed
@@ -41,12 +43,12 @@ def test_the_products_are_those_of_the_reference(name, dtype, layout):
 @pytest.fixture
 def left_to_torch():
     """Products as on a processor where those of torch are faster."""
-    chosen = [(op, dtype) for op in ("npu_gmm", GROUPED, SINGLE) for dtype in DTYPES]
-    for op, dtype in chosen:
-        choose_library(op, dtype, True)
+    chosen = [(op, *case) for op in PRODUCTS for case in measured_cases(op)]
+    for case in chosen:
+        choose_library(*case, True)
     yield
-    for op, dtype in chosen:
-        choose_library(op, dtype, False)
+    for case in chosen:
+        choose_library(*case, False)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=DTYPES)
@@ -54,6 +56,28 @@ def left_to_torch():
 def test_products_of_torch_are_those_of_the_reference(left_to_torch, name, dtype):
     for layout in ("plain", "transposed", "strided"):
         test_the_products_are_those_of_the_reference(name, dtype, layout)
+        test_sums_of_groups_are_those_of_the_reference(name, dtype, layout)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=DTYPES)
+@pytest.mark.parametrize("tokens", [0, 1, 77, 2500])
+def test_a_sum_added_by_torch_is_that_of_the_reference(left_to_torch, tokens, dtype):
+    for layout in ("plain", "transposed", "strided"):
+        test_an_added_sum_is_that_of_the_reference(tokens, dtype, layout)
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_the_size_of_the_matrices_decides_whose_products_run(small):
+    """2^24 multiplications are the most that are small; torch's products show as calls of mm."""
+    for width, is_small in ((256, True), (257, False)):
+        x, weight = numbers(2 * width, width), numbers(2, width, width, seed=2)
+        choose_library("npu_gmm", "fp32", small, True)
+        try:
+            with torch.autograd.profiler.profile() as profile:
+                OPS.npu_gmm(x, weight, None, torch.tensor([width, width]), False)
+        finally:
+            choose_library("npu_gmm", "fp32", small, False)
+        assert ("aten::mm" in {event.name for event in profile.function_events}) is (small is is_small)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
