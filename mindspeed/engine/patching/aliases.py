@@ -11,8 +11,9 @@ import dataclasses
 import gc
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from operator import is_ as _is
 from types import FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,7 @@ from mindspeed.problems import Fix, PatchError, Problem
 
 
 class Substitution(NamedTuple):
-    """An object to be exchanged for another one.
+    """An object that a module defines, to be exchanged for another one.
 
     The modules ``keeping`` the old one are those that define the new one; ``layers`` are classes whose ancestors keep
     it as base, as does every class that was made by patching.
@@ -32,6 +33,7 @@ class Substitution(NamedTuple):
 
     old: Any
     new: Any
+    module: str
     keeping: frozenset[str] = frozenset()
     layers: tuple[type, ...] = ()
 
@@ -108,22 +110,28 @@ class Rebinder:
         """Yield modules with their dictionaries: those of Megatron and of other packages that patch it, the main program, and
         those with something of the packages among their globals. All can hold its objects in containers, classes, defaults.
 
-        Of a patched library, such as torch, only the modules that name an exchanged object, and those of torch's compiler,
-        which has tables of torch's functions.
+        Of a patched library, such as torch, only the modules that name an exchanged object of the library, and those of torch's
+        compiler, which has tables of torch's functions.
         """
         patching = {module.partition(".")[0] for exchange in self._exchanges.values() for module in exchange.keeping}
         whole = {TREE, "__main__", *patching - {_OWN.partition(".")[0]}}
         exchanged = frozenset(self.counts)
         known = exchanged | defined_in(self.packages)
-        patched = {LIBRARIES.get(package, package) for package in self.packages}
+        of_libraries: dict[str, list[Any]] = {}
+        for exchange in self._exchanges.values():
+            if (library := LIBRARIES.get(exchange.module.partition(".")[0])) is not None:
+                of_libraries.setdefault(library, []).append(exchange.old)
         for name, entries in module_dictionaries():
             package = name.partition(".")[0]
             library = LIBRARIES.get(package)
-            if library is not None and library not in patched:
-                continue
-            ids = exchanged if (library or package) in patched else known
-            in_depth = package in whole and (library is None or name.startswith(_COMPILER))
-            if in_depth or not ids.isdisjoint(map(id, entries.values())):
+            if library is None:
+                ids = exchanged if package in self.packages else known
+                is_searched = package in whole or not ids.isdisjoint(map(id, entries.values()))
+            else:
+                is_searched = library in of_libraries and (
+                    (package in whole and name.startswith(_COMPILER)) or _holds(entries, of_libraries[library])
+                )
+            if is_searched:
                 yield name, entries
 
     def _search(self, modules: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -149,7 +157,7 @@ class Rebinder:
 
     def _reparent(self) -> None:
         """Give the subclasses of an exchanged class the new one as base."""
-        for old, new, _, layers in self._exchanges.values():
+        for old, new, _, _, layers in self._exchanges.values():
             if isinstance(old, type) and isinstance(new, type):
                 kept = {ancestor for layer in (new, *layers) for ancestor in layer.__mro__}
                 subclasses: list[type] = type.__subclasses__(old)
@@ -279,6 +287,11 @@ class Rebinder:
         if not self._ids.isdisjoint(map(id, holder)):
             for key in [key for key in holder if id(key) in self._new]:
                 self._write(place, holder, key, key)
+
+
+def _holds(entries: Mapping[str, Any], objects: Sequence[Any]) -> bool:
+    """Return whether one of some objects is among the entries. Looking for a few one by one takes less time than ids do."""
+    return any(any(map(_is, entries.values(), repeat(one))) for one in objects)
 
 
 class _Visitors(dict[type, Any]):

@@ -168,11 +168,16 @@ class PatchedSite:
         """Return the substitutions for all other holders; none for an original that is not this site's alone."""
         if self.planted or self.shared or self.current is self.original:
             return []
-        return [Substitution(old, new, self.keeping, self.layers) for old, new in _pairs(self.original, self.current)]
+        return [
+            Substitution(old, new, self.group.module, self.keeping, self.layers)
+            for old, new in _pairs(self.original, self.current)
+        ]
 
     def returns(self) -> list[Substitution]:
         """The way back: every holder of an object made here got it from the site."""
-        return [Substitution(new, old) for old, new in _pairs(self.original, self.current)] if self.fresh else []
+        if not self.fresh:
+            return []
+        return [Substitution(new, old, self.group.module) for old, new in _pairs(self.original, self.current)]
 
 
 def value_key(planned: PlannedPatch) -> str:
