@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -78,31 +78,66 @@ def run(names: Sequence[str]) -> tuple[list[Row], list[str]]:
 
 
 def keep(rows: Sequence[Row]) -> None:
-    """Put rows into `RESULTS`, each in the place of the one of the same name."""
-    kept = {row["what"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]}
-    for row in rows:
-        kept[row.what] = {**vars(row), "machine": machine()}
+    """Put rows into `RESULTS`, each in the place of that of its name and processor: a row has a result for each processor.
+
+    What the same commands measured on this processor under other names before is dropped.
+    """
+    made = [{**vars(row), "machine": machine()} for row in rows]
+    again = {(row["command"], _processor(row)) for row in made}
+    names = {row["what"] for row in made}
+    kept = {
+        (row["what"], _processor(row)): row
+        for row in _kept()
+        if row["what"] in names or (row["command"], _processor(row)) not in again
+    }
+    kept |= {(row["what"], _processor(row)): row for row in made}
     text = json.dumps({"rows": list(kept.values())}, indent=1, ensure_ascii=False)
     RESULTS.write_text(f"{text}\n", encoding="utf-8")
 
 
+def _kept() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def _processor(row: Mapping[str, Any]) -> str:
+    """Return the cores that a row was measured on, without the version of Python."""
+    return str(row["machine"]).partition(",")[0]
+
+
 def page(text: str) -> str:
-    """A page with the table of what is kept between its marks."""
-    data = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]
-    machines = dict.fromkeys(row.pop("machine") for row in data)
-    rows = [Row(**row) for row in data]
-    lines = [f"Measured on {'; '.join(machines)}.", "", "| what | target | measured | | command |", "|---|---|---|---|---|"]
-    for row in rows:
-        miss = "" if row.met else "missed"
-        lines.append(f"| {row.what} | {row.bound} | {row.value} | {miss} | `{row.command}` |")
+    """A page with the table of what is kept between its marks: a column for each processor, in the order of `RESULTS`."""
+    results: dict[str, dict[str, Row]] = {}
     remarks: dict[str, list[str]] = {}
-    for row in rows:
+    processors: dict[str, str] = {}
+    for kept in _kept():
+        processor = _processor(kept)
+        processors[processor] = kept.pop("machine")
+        row = Row(**kept)
+        results.setdefault(row.what, {})[processor] = row
         if row.note:
             remarks.setdefault(row.note, []).append(row.what)
-    notes = [f"- {'; '.join(what)}: {note}." for note, what in remarks.items()]
+    heads = ["what", "target", *processors, "command"]
+    lines = [f"Measured on {'; '.join(processors.values())}.", "", _line(heads), _line(["---"] * len(heads))]
+    for what, measured in results.items():
+        row = next(reversed(measured.values()))
+        values = (_value(measured.get(processor)) for processor in processors)
+        lines.append(_line([what, row.bound, *values, f"`{row.command}`"]))
+    notes = [f"- {'; '.join(dict.fromkeys(what))}: {note}." for note, what in remarks.items()]
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
     return f"{before}{BEGIN}\n" + "\n".join([*lines, "", *notes]) + f"\n{END}{after}"
+
+
+def _value(row: Row | None) -> str:
+    """The cell of a result."""
+    if row is None:
+        return "not measured"
+    return row.value if row.met else f"{row.value}, missed"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from benchmarks import __main__ as command
 from benchmarks import apply, cli, compare, discovery, kernels, patching, resolver
-from benchmarks.table import Row, Spent, medians, report, smallest, timed
+from benchmarks.table import Row, Spent, machine, medians, report, smallest, timed
 from tests.conftest import ROOT
 
 FILES = sorted(
@@ -100,13 +100,34 @@ def test_the_table_of_the_page_is_made_from_the_results() -> None:
     assert command.page(text) == text, "python -m benchmarks page"
 
 
-def test_results_are_kept_in_the_place_of_those_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_row_keeps_a_result_for_each_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What this processor measured before is replaced, also a row that its command no longer makes."""
     monkeypatch.setattr(command, "RESULTS", tmp_path / "results.json")
-    first = {"what": "a", "target": 1.0, "measured": 5.0, "unit": "ms", "command": "c", "machine": "another"}
-    command.RESULTS.write_text(json.dumps({"rows": [first, first | {"what": "b"}]}))
-    command.keep([Row("a", 1, 2, "ms", "c"), Row("d", 1, 2, "ms", "c")])
+    other = {
+        "what": "a",
+        "target": 3.0,
+        "measured": 5.0,
+        "unit": "ms",
+        "command": "c",
+        "machine": "4 cores of another, Python 3",
+    }
+    here = {**other, "measured": 4.0, "machine": f"{machine().partition(',')[0]}, Python 2"}
+    command.RESULTS.write_text(
+        json.dumps({"rows": [other, here, here | {"what": "gone"}, here | {"what": "b", "command": "d"}]})
+    )
+    command.keep([Row("a", 3, 2, "ms", "c"), Row("e", 1, 2, "ms", "c")])
     kept = json.loads(command.RESULTS.read_text())["rows"]
-    assert [(row["what"], row["measured"]) for row in kept] == [("a", 2), ("b", 5.0), ("d", 2)]
+    assert [(row["what"], row["measured"]) for row in kept] == [("a", 5.0), ("a", 2), ("b", 4.0), ("e", 2)]
+    processor = machine().partition(",")[0]
+    assert command.page("").splitlines()[3:] == [
+        f"| what | target | 4 cores of another | {processor} | command |",
+        "| --- | --- | --- | --- | --- |",
+        "| a | 3 ms | 5 ms, missed | 2 ms | `c` |",
+        "| b | 3 ms | not measured | 4 ms, missed | `d` |",
+        "| e | 1 ms | not measured | 2 ms, missed | `c` |",
+        "",
+        "<!-- end -->",
+    ]
 
 
 OLD, NEW = Path("old"), Path("new")
