@@ -1,5 +1,7 @@
 """What the built-in features set in Megatron exists there: names, values and patch targets."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ from mindspeed.engine.inspection.sites import find_site
 from mindspeed.engine.planning.plan import PlannedOverride
 from mindspeed.engine.resolution.environment import version_in
 from mindspeed.megatron.argument_overrides import check_overrides
-from mindspeed.plugins import ArgOverride, World
+from mindspeed.plugins import ArgOverride, World, Wrap
+from mindspeed.workbench.lint.upstream.rules import VALIDATIONS
 from tests.features.resolving import CATALOG, overrides
 
 EVERY_SETTING: dict[str, dict[str, Any]] = {
@@ -57,3 +60,19 @@ def test_every_patch_target_exists_in_megatron(name):
         patch for patch in patches if not (patch.when and patch.when.megatron) or version_in(__version__, patch.when.megatron)
     ]
     assert [patch.target for patch in here if find_site(patch.target) is None] == []
+
+
+def test_wrappers_of_rules_are_called_without_torch():
+    """Check executes Megatron's rules with them in a process that has no torch; otherwise no rule of a command is judged."""
+    patches = [
+        patch
+        for row in CATALOG.usable.values()
+        if "patches" in vars(row.feature)
+        for patch in row.feature(row.feature.Args(), World({})).patches()
+    ]
+    wrappers = sorted({patch.value for patch in patches if isinstance(patch, Wrap) and patch.target in VALIDATIONS})
+    assert wrappers
+    call = "import sys; from pkgutil import resolve_name as found; sys.modules['torch'] = None"
+    program = f"{call}\nfor name in {wrappers!r}: found(name)(lambda *_: None)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

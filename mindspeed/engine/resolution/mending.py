@@ -90,7 +90,8 @@ class _Trial:
     def _ranked(self, problem: Problem, present: int, fixes: Iterable[Fix]) -> dict[Fix, int]:
         """Return the fixes that mend a problem, each with the number of problems that it leaves beside those to come.
 
-        A fix mends it alone, or after the fixes of the problems before it, where it is ``present``.
+        A fix mends it alone, or after the fixes of the problems before it, where it is ``present``. One that leaves another
+        problem of the same code and features in its place does not mend.
         """
         mistake, ranked, known = _mistake(problem), dict[Fix, int](), set[Fix]()
         for fix in fixes:
@@ -98,8 +99,11 @@ class _Trial:
                 continue
             known.add(_plain(fix))
             left = self._problems(applied(fix, self.mended) or self.mended)
+            new = left - self.pending
+            if problem.features and any(other[:2] == mistake[:2] and other not in self.found for other in new):
+                continue
             if left[mistake] < present or self._problems(changed)[mistake] < self.found[mistake]:
-                ranked[fix] = (left - self.pending).total()
+                ranked[fix] = new.total()
         return ranked
 
     def _left_a_round_later(self, fix: Fix, problem: Problem) -> int:

@@ -85,7 +85,7 @@ class MoeTokenPermute(ms.Feature[ms.FeatureArgs]):
             ),
             ms.Wrap(
                 "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
-                f"{_LAYERS}:with_permute_fusion",
+                "mindspeed.features.moe_token_permute.configuration:with_permute_fusion",
                 reason="skips Megatron's check that --moe-permute-fusion is used only where Transformer Engine is installed, "
                 "because operators of mindspeed replace Transformer Engine's kernels",
                 phase="build",

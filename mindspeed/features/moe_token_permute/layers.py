@@ -166,17 +166,3 @@ def without_transformer_engine(original: Callable[..., Any]) -> Callable[..., An
         return original(input, split_sizes, sorted_idxs, probs=probs, fused=False)
 
     return sort_chunks
-
-
-def with_permute_fusion(original: Callable[..., None]) -> Callable[..., None]:
-    """Around ``TransformerConfig.__post_init__``: ``moe_permute_fusion`` is accepted, because this feature provides it."""
-
-    @functools.wraps(original)
-    def post_init(config: Any, *args: Any) -> None:
-        fusion, config.moe_permute_fusion = config.moe_permute_fusion, False
-        try:
-            original(config, *args)
-        finally:
-            config.moe_permute_fusion = fusion
-
-    return post_init

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mindspeed.engine.inspection.cli_arguments import Surface
+from mindspeed.engine.inspection.megatron_copies import python_problem
 from mindspeed.engine.resolution.environment import Environment
 from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
@@ -53,8 +54,11 @@ def start(
 
     The workers of ``pool`` find it on their path. ``environment`` has the platform of the pool; the other arguments are those
     of `read_and_plan_command`. Steps have as many micro-batches as stages. Raises RunError with what one refuses, and
-    ResolutionError for a command without a plan on this platform, or with arguments in a file.
+    ResolutionError for a command without a plan on this platform, or with arguments in a file, and MS502 for a Megatron-LM
+    that needs a newer Python.
     """
+    if (too_old := python_problem(checkout)) is not None:
+        raise ResolutionError([too_old])
     known = surface_or_nearest(environment.megatron)
     if (file := given_arguments([word.text for word in command.arguments], known).get("yaml_cfg")) is not None:
         text = f"{file.value} ({file.option}) gives data and a tokenizer, which a start without ranks does not have"

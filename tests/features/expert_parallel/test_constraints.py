@@ -1,4 +1,10 @@
+import pytest
+
+from mindspeed import registry
+from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.features.expert_parallel import choice
+from mindspeed.problems import ResolutionError
 from tests.features.resolving import CATALOG, ask
 
 
@@ -33,3 +39,18 @@ def test_the_dispatcher_that_sends_fewer_bytes_is_chosen_and_the_plan_has_both_n
 def test_bytes_of_experts_that_tensor_ranks_share_count_what_these_gather():
     assert choice.shared_by_tensor_ranks(choice.ExpertWork(8, 2, 16, 2, 4, 8, 2), 1) == 0
     assert choice.shared_by_tensor_ranks(choice.ExpertWork(8, 2, 16, 2, 4, 8, 2), 2) == 2 * 16 * 2 * (16 * (2 + 4) + 4)
+
+
+def test_a_fix_that_leaves_the_same_problem_in_other_words_is_not_offered():
+    """At tp 1 an expert-tensor-parallel size of 1 changes the sentence alone; at tp 2 it mends."""
+    (problem,) = refused(world_size=8, ep=8, pp=4, num_experts=8)
+    assert problem.fix_text == "--ep 2 (so that tp x ep x pp divides 8)"
+    (problem,) = refused(world_size=8, ep=8, tp=2, num_experts=8, sequence_parallel=True)
+    assert "--set expert-parallel.expert_tensor_size=1" in problem.fix_text
+
+
+def refused(**world):
+    """The problems of a job, whose fixes were tried."""
+    with pytest.raises(ResolutionError) as caught:
+        registry.resolve([Layer("test", world=world)], made_up("cpu", "0.16.1"))
+    return caught.value.problems

@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron.core.transformer.moe import moe_utils
 
-from mindspeed.features.moe_token_permute import layers
+from mindspeed.features.moe_token_permute import configuration, layers
 from mindspeed.moe import routing as library
 
 TOKENS, EXPERTS, WIDTH, CAPACITY = 12, 4, 6, 5
@@ -121,7 +121,7 @@ def test_chunks_are_sorted_by_megatrons_own_code_whatever_is_asked():
 def test_a_configuration_that_asks_for_the_fusion_is_accepted_and_keeps_its_word():
     seen = []
     config = SimpleNamespace(moe_permute_fusion=True)
-    layers.with_permute_fusion(lambda config: seen.append(config.moe_permute_fusion))(config)
+    configuration.with_permute_fusion(lambda config: seen.append(config.moe_permute_fusion))(config)
     assert (seen, config.moe_permute_fusion) == ([False], True)
 
 

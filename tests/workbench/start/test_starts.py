@@ -2,6 +2,7 @@
 
 import json
 import os
+import typing
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,13 @@ def test_a_command_with_arguments_in_a_file_is_not_started(tmp_path):
     command = command_of_words(["torchrun", "--nproc-per-node", "2", "pretrain_gpt.py", "--yaml-cfg", "run.yaml"])
     with pytest.raises(ResolutionError, match=r"run.yaml \(--yaml-cfg\) gives data and a tokenizer"):
         script_start.start(None, command, tmp_path, probe("cpu"))
+
+
+def test_a_megatron_that_needs_a_newer_python_is_not_started(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=99"\n')
+    monkeypatch.delattr(typing, "override", raising=False)
+    with pytest.raises(ResolutionError, match="needs Python >=99"):
+        script_start.start(None, command_of_words(["python", "pretrain_gpt.py"]), tmp_path, probe("cpu"))
 
 
 def test_check_starts_a_job_file_and_writes_nothing(tmp_path, monkeypatch):

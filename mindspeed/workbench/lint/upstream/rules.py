@@ -57,18 +57,19 @@ class Command:
         }
 
 
-_VALIDATIONS: Final = (
+VALIDATIONS: Final = (
     "megatron.training.arguments:validate_args",
     "megatron.training.yaml_arguments:validate_yaml",
     "megatron.core.transformer.transformer_config:TransformerConfig.__post_init__",
 )
+"""Functions of Megatron with rules, whose wrappers are called without torch."""
 
 
 def _wraps_of_rules(plan: ActivationPlan) -> Iterator[tuple[str, str]]:
     """Yield target and wrapper of the patches with which features accept arguments that Megatron's validation refuses."""
     for planned in plan.patches:
         wraps = isinstance(planned.patch, Wrap) and not planned.skipped and planned.owner != MegatronHookPoints.spec.name
-        if wraps and planned.patch.target in _VALIDATIONS:
+        if wraps and planned.patch.target in VALIDATIONS:
             yield planned.patch.target, str(planned.patch.value)
 
 
