@@ -104,7 +104,7 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
     for text in (
         "--save is your path here (line 2): give it a value, or quote it",
         "--load is empty (line 2): give it a value, or quote it",
-        "variables that the script does not set are treated as empty: NOWHERE",
+        "variables that the script does not set are treated as empty: NOWHERE; set them by: NOWHERE=VALUE mindspeed check ",
         "planned for 8, the minimum for these sizes (--world-size N)",
     ):
         assert text in result.output
@@ -120,7 +120,7 @@ def test_a_value_that_only_a_run_would_know_is_not_checked(tmp_path):
     for text in (
         "not checked: launcher: the value of --tensor-model-parallel-size (line 3), which is known only when the script runs",
         "not checked: launcher: the value of --lr (line 2), which is known only when the script runs",
-        "variables that the script does not set are treated as empty: $1",
+        f"variables that the script does not set are treated as empty: $1; set them by: mindspeed check -- bash {script} ARG\n",
     ):
         assert text in result.output
 

@@ -309,6 +309,13 @@ def test_a_trap_of_a_program_is_one_in_it_alone():
     }
 
 
+def test_a_trap_is_none_where_a_value_that_it_reads_is_unknown():
+    for more, caught in (("", True), ("--eval-interval $1", False)):
+        (command,) = training_commands(f"torchrun --nproc-per-node 2 pretrain_gpt.py --train-iters 5 {more}\n", "x.sh")
+        ((_, traps),) = check_jobs([CheckedJob(command, made_up("cuda", "0.16.1"))])
+        assert ("no-evaluation-interval" in [trap.name for trap in traps]) is caught
+
+
 def test_a_plan_warns_of_the_traps_of_its_script():
     script = (
         "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 "

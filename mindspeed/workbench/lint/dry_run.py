@@ -94,11 +94,37 @@ def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Ite
         yield PlanNote("warning", "launcher", text)
     if command.unset:
         names = ", ".join(name if name.isidentifier() else f"${name}" for name in command.unset)
-        text = f"variables that the script does not set are treated as empty: {names}"
+        text = f"variables that the script does not set are treated as empty: {names}; set them by: {_setting(command)}"
         yield PlanNote("warning", "launcher", text)
     if command.others:
         lines = ", ".join(map(str, command.others))
         yield PlanNote("warning", "launcher", f"{command.source} contains further training commands, in lines {lines}")
+
+
+def _setting(command: LaunchedCommand) -> str:
+    """The command that checks a script with the variables and arguments that it does not set itself."""
+    words = [*(f"{name}=VALUE" for name in command.unset if name.isidentifier()), "mindspeed check"]
+    count = max(map(int, filter(str.isdecimal, command.unset)), default=0)
+    return " ".join([*words, *(["-- bash"] if count else []), shlex.quote(command.source), *["ARG"] * count])
+
+
+def left_open(command: LaunchedCommand, known: Surface) -> list[str]:
+    """The options with a value that only a run of the script would know: from a command, or from a variable that nothing sets.
+
+    Texts are none of them, because any text can stand in their place.
+    """
+    found = []
+    for option, values in _options([word.text for word in command.arguments]):
+        argument = known.by_option.get(option)
+        if argument is not None and argument.takes_value and not _is_text(argument):
+            is_missing = bool(command.unset) and not values and argument.nargs not in ("*", "?")
+            if is_missing or any(value.startswith("$(") for value in values):
+                found.append(option)
+    return found
+
+
+def _is_text(argument: Argument) -> bool:
+    return argument.takes_value and argument.nargs is None and argument.type in (None, "str") and not argument.choices
 
 
 def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> tuple[list[str], list[PlanNote]]:
@@ -108,11 +134,11 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
     """
     filled: list[str] = []
     notes = []
+    unknown = left_open(command, known)
     for option, values in _options(words):
         argument = known.by_option.get(option)
-        is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
-        is_text = (is_text and not argument.choices) if argument is not None else _is_foreign_text(option)
-        if argument is not None and not is_text and _is_left_open(argument, values, command):
+        is_text = _is_text(argument) if argument is not None else _is_foreign_text(option)
+        if option in unknown:
             place = f" (line {line})" if (line := command.line_of(option)) else ""
             text = f"the value of {option}{place}, which is known only when the script runs"
             notes.append(PlanNote("not-checked", "launcher", text))
@@ -126,12 +152,6 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
             values = [" ".join(values) or "EMPTY"]
         filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
     return filled, notes
-
-
-def _is_left_open(argument: Argument, values: Sequence[str], command: LaunchedCommand) -> bool:
-    """Return whether a value is the output of a command, or comes from a variable that nothing sets."""
-    is_missing = bool(command.unset) and not values and argument.nargs not in ("*", "?")
-    return argument.takes_value and (is_missing or any(value.startswith("$(") for value in values))
 
 
 def _is_foreign_text(option: str) -> bool:

@@ -28,7 +28,7 @@ from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
 from mindspeed.problems import Fixes, MindSpeedError, Problem, ResolutionError
-from mindspeed.workbench.lint.dry_run import located, read_and_plan_command, smallest_world, without_options
+from mindspeed.workbench.lint.dry_run import left_open, located, read_and_plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
 from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
@@ -138,7 +138,8 @@ def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[L
         options = _own_options(job, surface_or_nearest(job.environment.megatron))
         request, plan = read_and_plan_command(command, job.environment, layers[:-1], layers[-1:], options)
     except MindSpeedError as error:
-        return split_own_flags([word.text for word in command.arguments], [])[1], error
+        known_part = without_options(command, left_open(command, surface_or_nearest(job.environment.megatron)))
+        return split_own_flags([word.text for word in known_part.arguments], [])[1], error
     return request.rest, plan
 
 
@@ -227,10 +228,15 @@ def _megatron_command(
 ) -> Command:
     """The command that the rules judge: as its ranks change it, but one of Megatron alone as it stands."""
     size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
-    environ = _environ(job.command)
+    environ, unknown = _environ(job.command), _unknown(job.command, known)
     if isinstance(plan, MindSpeedError) or _is_stock(job, layers):
-        return Command(words, size, environ)
-    return Command(words, size, environ | registry.process_variables(plan, environ), plan)
+        return Command(words, size, environ, unknown=unknown)
+    return Command(words, size, environ | registry.process_variables(plan, environ), plan, unknown)
+
+
+def _unknown(command: LaunchedCommand, known: Surface) -> frozenset[str]:
+    """The arguments of a command, by dest, whose value only a run of its script would know."""
+    return frozenset(known.by_option[option].dest for option in left_open(command, known))
 
 
 def _own_options(job: CheckedJob, known: Surface) -> frozenset[str]:
@@ -253,7 +259,9 @@ def _traps_in(job: CheckedJob, words: Sequence[str], plan: ActivationPlan | Mind
     known = surface_or_nearest(job.environment.megatron)
     given = {dest: one.value for dest, one in given_arguments(words, known).items()}
     environ, platform = _environ(job.command), job.environment.platform
-    found = list(traps_of(given, known, environ, platform, job.command.launcher, job.command.program))
+    traps = traps_of(given, known, environ, platform, job.command.launcher, job.command.program)
+    unknown = _unknown(job.command, known)
+    found = [trap for trap in traps if unknown.isdisjoint(trap.reads)]
     if isinstance(plan, MindSpeedError) or not found:
         return found
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}

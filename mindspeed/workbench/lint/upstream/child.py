@@ -151,6 +151,7 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
         ImportStandIn.absent = False
         put = put_values(command["overrides"], vars(arguments), command["defaults"])
         made["refused"] = {argument: dataclasses.asdict(one) for argument, one in put.items() if one.refused}
+        vars(arguments).update({dest: ImportStandIn(dest, known=False) for dest in command["unknown"]})
         put_launch_order(command["platform"], vars(arguments), os.environ)
         if getattr(arguments, "yaml_cfg", None):
             module, validation = import_module("megatron.training.yaml_arguments"), "validate_yaml"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,13 +32,15 @@ MAX_CHILDREN: Final = 5
 class Command:
     """Describe a command to judge: its arguments, the number of its processes, and its environment variables.
 
-    With a plan, its changes are made before the rules are asked, as its ranks make them.
+    With a plan, its changes are made before the rules are asked, as its ranks make them. ``unknown`` are arguments by dest
+    whose values nothing here knows: rules that read them are undecided.
     """
 
     words: Sequence[str]
     world_size: int
     environ: Mapping[str, str] = field(default_factory=dict)
     plan: ActivationPlan | None = None
+    unknown: Collection[str] = ()
 
     def task(self, known: Surface) -> dict[str, Any]:
         """Return the command for the child process."""
@@ -53,6 +55,7 @@ class Command:
             "overrides": {override.argument: override.value for override in overrides},
             "of_configurations": {override.argument: override.value for override in overrides if override.only is None},
             "defaults": {dest: known.by_dest[dest][0].default for dest in dests if dest in known.by_dest},
+            "unknown": sorted(self.unknown),
             "wraps": list(_wraps_of_rules(self.plan)) if self.plan is not None else [],
         }
 
