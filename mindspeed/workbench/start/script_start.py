@@ -60,7 +60,7 @@ def start(
         text = f"{file.value} ({file.option}) gives data and a tokenizer, which a start without ranks does not have"
         raise ResolutionError([Problem("MS305", text, facts=(file.fact,), fix=Fix.advise("give these values as arguments"))])
     if unknown := left_open(command, known):
-        text = f"the values of {', '.join(unknown)} are known only when {command.source} runs"
+        text = f"the values of {', '.join(unknown)} are known only when {command.script} runs"
         raise ResolutionError([Problem("MS305", text, fix=Fix.advise("give the script its arguments and variables"))])
     for dest in _DEVICES:
         command = _without(command, dest, known)
