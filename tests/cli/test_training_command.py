@@ -151,7 +151,7 @@ def test_commands_inside_functions_shells_branches_and_documents_are_checked(scr
 
 def test_a_script_whose_command_cannot_be_read_is_a_problem(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text(f"torchrun pretrain_gpt.py $(echo {SIZES})\n")
+    script.write_text(f"torchrun pretrain_gpt.py $(cat {SIZES})\n")
     (tmp_path / "arguments.sh").write_text(f"ARGS='{SIZES}'\n# for pretrain_gpt.py\n")
     (problem,) = problems_of(str(tmp_path))
     assert (problem["code"], problem["where"]) == ("MS301", str(script))

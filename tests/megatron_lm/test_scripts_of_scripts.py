@@ -18,6 +18,7 @@ SCRIPTS = {
     "common.sh": 'A=common\nexport E=exported\ntwice() { show $1 $1; }\nif [ -n "$1" ]; then show common $1 $#; fi\n',
     "sub/more.sh": 'B=$A-more\nshow $0 "${BASH_SOURCE[0]}"\n',
     "other.sh": 'show other $# "$@" A=$A E=$E T=$T\nA=changed\n. ./common.sh\nshow $A $1\n',
+    "sub/where.sh": 'show $(dirname $0)/..\n. `dirname "$0"`/more.sh\n',
     "sub/again.sh": "show again $0\nbash other.sh again\n",
     "cycle.sh": 'show cycle $N\nif [ -z "$N" ]; then N=1; . cycle.sh; fi\n',
 }
@@ -32,6 +33,7 @@ SNIPPETS = [
     "f() { source common.sh $2; local L=$1; show $L $1; }; f a b; show $1",
     "bash nowhere.sh; source nowhere.sh; show end",
     "./other.sh direct; show end",
+    'D=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd); . $D/common.sh; show $A $D $(basename $0); bash sub/where.sh',
 ]
 
 

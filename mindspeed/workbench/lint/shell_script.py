@@ -2,8 +2,8 @@
 
 Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines, plain tests,
 ``case`` and functions are understood. So are other scripts: the text of ``bash -c`` or ``eval``, a here document for a shell
-or a file, and the files that are sourced or called, where they exist. The output of a command is not known: ``$(hostname)``
-stays as it is written, without blanks.
+or a file, and the files that are sourced or called, where they exist. The output of commands is known for ``echo``,
+``basename``, ``dirname`` and ``pwd`` alone: ``$(hostname)`` stays as it is written, without blanks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from itertools import takewhile
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
-from mindspeed.workbench.lint.shell_words import MAX_CHARACTERS, ShellLimit, Token, WordPart, require_depth, tokens
+from mindspeed.workbench.lint.shell_words import (
+    MAX_CHARACTERS,
+    ShellLimit,
+    Token,
+    WordPart,
+    quoted_parts,
+    require_depth,
+    tokens,
+)
 
 MAX_STEPS: Final = 2_000_000
 """About the characters that all expansions of a script may give together."""
@@ -148,6 +156,8 @@ class _Shell:
     unset: dict[str, None] = field(default_factory=dict)
     skip_next: bool = False
     exported: set[str] = field(default_factory=set)
+    has_moved: bool = False
+    """Whether the current folder is another one than that of the check."""
     depth: int = 0
     steps: int = 0
 
@@ -308,9 +318,10 @@ class _Shell:
         elif (script := self._script(words, rest)) is not None:
             inherited = {name: self.values[name][:1] for name in (*self.inherited, *environ) if name in self.values}
             shell = _Shell.of(inherited, self.files, (*self.reading, *filter(None, [script.path])))
-            shell.exported, shell.unknown = set(environ), dict(self.unknown)
+            shell.exported, shell.unknown, shell.has_moved = set(environ), dict(self.unknown), self.has_moved
             self._inside(shell, script)
         else:
+            self.has_moved |= words[0].text in ("cd", "pushd", "popd")
             self.commands.append(ShellCommand(tuple(words), tuple(self.unset), tuple(environ.items())))
 
     def _call(self, name: str, arguments: Sequence[Word]) -> None:
@@ -420,7 +431,7 @@ class _Shell:
         words: list[list[Fragment]] = [[]]
         is_word = [False]
         for part in token.parts:
-            whole = part.quoted or part.kind in ("text", "command")
+            whole = part.quoted or part.kind == "text"
             for number, value in enumerate(self._part(part)):
                 if number:
                     words.append([])
@@ -454,12 +465,24 @@ class _Shell:
         if part.kind == "arithmetic":
             return [[(self._arithmetic(part), part.line)]]
         if part.kind == "command":
-            return [[(re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
+            output = self._output(part)
+            return [[(output if output is not None else re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
         values = self._parameter(part)
         if part.quoted and part.text.endswith("*]"):
             return [self._joined(values, part.line)]
         is_short = len(values) == 1 and not re.search(r"\s", "".join(text for text, _ in values[0]))
         return [[(text, part.line) for text, _ in values[0]]] if is_short else values
+
+    def _output(self, part: WordPart) -> str | None:
+        """The output of a command that prints its words, a part of a path, or a folder; None for any other."""
+        if not re.match(r"\s*(echo|basename|dirname|pwd|cd)\b", part.text):
+            return None
+        self._spend(CALL_STEPS + len(part.text), part.line)
+        found = tokens(part.text.strip(), part.line)
+        words = [word.text for word in self._expanded([token for token in found if token.kind == "word"])]
+        if not words or any(re.search(r"\$\(|[*?[\\]", word) for word in words):
+            return None
+        return _printed(words, [token.text for token in found if token.kind != "word"], self.has_moved)
 
     def _joined(self, values: list[Value], line: int) -> Value:
         return [fragment for number, value in enumerate(values) for fragment in ([(" ", line)] if number else []) + value]
@@ -507,11 +530,14 @@ class _Shell:
 
     def _arithmetic(self, part: WordPart) -> str:
         def value(match: re.Match[str]) -> str:
-            known = self._lookup(match.group(1))
+            known = self._lookup(match.group())
             return "".join(text for text, _ in known[0]) if known else "0"
 
-        is_short = len(part.text) <= MAX_EXPRESSION
-        found = _calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
+        found = None
+        if len(part.text) <= MAX_EXPRESSION:
+            values = (self._joined(self._part(inner), part.line) for inner in quoted_parts(part.text, part.line))
+            text = "".join(text for value in values for text, _ in value)
+            found = _calculated(re.sub(r"[A-Za-z_]\w*", value, text)) if len(text) <= MAX_EXPRESSION else None
         return str(found) if found is not None else f"$(({part.text}))".replace(" ", "")
 
     def _let(self, command: list[Token]) -> None:
@@ -557,6 +583,32 @@ _PARAMETER: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _COMPARISONS: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
+
+
+def _printed(words: Sequence[str], operators: Sequence[str], has_moved: bool) -> str | None:
+    """What ``echo``, ``basename``, ``dirname`` and ``pwd``, also behind ``cd``, print, without newline; None for the rest."""
+    command, *rest = words
+    if rest[:1] == ["--"] and command != "echo":
+        del rest[0]
+    if command == "cd" and operators and operators[-1] in ("&&", ";") and all(">" in sign for sign in operators[:-1]):
+        match [word for word in rest if word not in ("/dev/null", "1")]:
+            case [folder, "pwd"] if not has_moved or os.path.isabs(folder):
+                return os.path.abspath(folder)
+            case [folder, "pwd", "-P"] if not has_moved or os.path.isabs(folder):
+                return os.path.realpath(folder)
+    if operators:
+        return None
+    match [command, *rest]:
+        case ["echo", *texts] if not re.fullmatch("-[neE]*[eE][neE]*", "".join(texts[:1])):
+            return " ".join(texts[texts[:1] == ["-n"] :]).rstrip("\n")
+        case ["basename", path, *suffixes] if len(suffixes) < 2:
+            name = path.rstrip("/").rpartition("/")[2] or path[:1]
+            return name.removesuffix(*suffixes) if suffixes and suffixes != [name] else name
+        case ["dirname", path]:
+            return os.path.dirname(path.rstrip("/")) or ("/" if path.startswith("/") else ".")
+        case ["pwd"] if not has_moved:
+            return os.getcwd()
+    return None
 
 
 def _function(command: Sequence[Token], token: Token, following: Sequence[Token]) -> str | None:

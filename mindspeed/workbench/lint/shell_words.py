@@ -78,6 +78,11 @@ def tokens(text: str, line: int = 1) -> list[Token]:
     return list(_Lexer(text, line).tokens())
 
 
+def quoted_parts(text: str, line: int) -> list[WordPart]:
+    """Split a text as if it stood between double quotes. Raises ShellLimit."""
+    return _Lexer(text, line)._parts(_INSIDE)
+
+
 class _Lexer:
     """Read a text from its beginning to its end; ``at`` is the next character and ``line`` its line."""
 
