@@ -167,11 +167,13 @@ def _with_rules(
     known, is_stock = surface_or_nearest(environment.megatron), _is_stock(job, layers)
     explained = {trap.rule for trap in traps if trap.rule and trap.consequence == STOPS}
     theirs = [one for one in (verdict.problems if is_stock else verdict.refusals) if one.rule not in explained]
+    if isinstance(plan, MindSpeedError) and not is_stock:
+        at_start = verdict.at_start if _has_sizes_of_command(job, layers) else ()
+        theirs = [one for one in theirs if one.where in at_start or _is_certain(one)]
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in theirs]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        certain = [problem for problem in problems if is_stock or _is_certain(problem)]
-        return ResolutionError(one_of_each(certain, plan.problems, known), plan.words)
+        return ResolutionError(one_of_each(problems, plan.problems, known), plan.words)
     if not problems and not is_stock:
         problems = [*refused_values(verdict.refused, plan.overrides), *_problems_of_job(verdict, plan)]
     if problems:
@@ -187,6 +189,12 @@ def _with_rules(
 def _is_certain(problem: Problem) -> bool:
     """Return whether a rule refuses values of the command, or the lack of values, whatever a plan would change."""
     return all(fact.option for fact in problem.facts) or all(fact.value is None for fact in problem.facts)
+
+
+def _has_sizes_of_command(job: CheckedJob, layers: Sequence[Layer]) -> bool:
+    """Return whether no plan would change the parallel sizes of a command, by which batches are split over its ranks."""
+    own, _ = split_own_flags([word.text for word in job.command.arguments], [])
+    return not own and not any(layer.settings or layer.world.keys() & PARALLEL_SIZES for layer in layers)
 
 
 def _problems_of_job(verdict: RulesVerdict, plan: ActivationPlan) -> list[Problem]:

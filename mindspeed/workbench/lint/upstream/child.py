@@ -162,8 +162,7 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
             made["job"] = _job_of(vars(arguments if validated is None else validated), rules.unknown)
             module.core_transformer_config_from_args(arguments)
             _other_configurations(arguments)
-            if not rules.failures:
-                start(imports.checkout, arguments if validated is None else validated, rules)
+            start(imports.checkout, arguments if validated is None else validated, rules)
     except ParserError as error:
         return [f"parser: {error}"]
     except (FileNotFoundError, _WrapperError) as error:

@@ -81,8 +81,8 @@ class RulesVerdict:
 
     Those that are decided, those that could not be, and those of functions that the command does not call. ``refused`` are
     values of the plan that the parsed arguments contradict, ``job`` fields of the job that the validated ones give, with what
-    decides each. ``unjudged`` is why the rules could not be asked here, as they can on a rank,
-    ``unread`` that they cannot be run at all.
+    decides each. ``at_start`` are the places of refusals by code that gets the validated arguments. ``unjudged`` is why the
+    rules could not be asked here, as they can on a rank, ``unread`` that they cannot be run at all.
     """
 
     refusals: tuple[Problem, ...] = ()
@@ -91,6 +91,7 @@ class RulesVerdict:
     unreached: tuple[str, ...] = ()
     refused: Mapping[str, PutValue] = field(default_factory=dict)
     job: Mapping[str, tuple[Any, Names]] = field(default_factory=dict)
+    at_start: tuple[str, ...] = ()
     unjudged: str = ""
     unread: tuple[Problem, ...] = ()
 
@@ -203,7 +204,9 @@ def _verdict(
     known: Surface,
     derived: DerivedNames,
 ) -> RulesVerdict:
-    problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known, derived) for failed in answer["failed"]]
+    failures = [{**sites[failed["site"]], **failed} for failed in _separate(answer["failed"], known, derived)]
+    problems = [_problem(checkout, failed, given, known, derived) for failed in failures]
+    at_start = tuple(_place(checkout, failed) for failed in failures if failed["at_start"])
     unread = tuple(_unread(checkout, text) for text in dict.fromkeys(answer["errors"]) if not text.startswith("parser: "))
     undecided = [number for number, _ in answer["undecided"]]
     decided = [*answer["held"], *(failed["site"] for failed in answer["failed"])]
@@ -211,7 +214,20 @@ def _verdict(
     groups = [tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached)]
     refused = {argument: PutValue(**one) for argument, one in answer["refused"].items()}
     job = {name: (FIELDS[name].typed(value), tuple(dests)) for name, (value, dests) in answer["job"].items()}
-    return RulesVerdict(tuple(_one_each(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread)
+    refusals = tuple(_one_each(problems))
+    return RulesVerdict(refusals, groups[0], groups[1], groups[2], refused, job, at_start, answer["unjudged"], unread)
+
+
+def _separate(failed: Sequence[Mapping[str, Any]], known: Surface, derived: DerivedNames) -> list[Mapping[str, Any]]:
+    """Return failures without those of the start with a value of which a rule refuses all that decides it."""
+    options = _with_options(known)
+    refused = [one["values"].keys() for one in failed if not one["at_start"]]
+
+    def follows(name: str) -> bool:
+        decides = {name} if name in options else {*derived.sources(name, options)}
+        return bool(decides) and any(decides <= names for names in refused)
+
+    return [one for one in failed if not (one["at_start"] and any(map(follows, one["values"])))]
 
 
 def _problem(

@@ -24,13 +24,13 @@ _REFUSALS: Final = (AssertionError, ArithmeticError, ValueError)
 
 
 def start(checkout: Path, arguments: Any, rules: Rules) -> None:
-    """Make each object as the start does, up to the first one that refuses the arguments."""
+    """Make each object as the start does, and collect those that refuse the arguments."""
     for kind in (_CalculatorOfMicroBatches, _Scheduler):
         made = kind(checkout, copy(arguments))
         try:
             made.make()
         except UndecidedError:
-            return
+            continue
         except Exception as error:
             rule = _rule_at(*place(error))
             if rule is not None or isinstance(error, _REFUSALS):
@@ -38,9 +38,8 @@ def start(checkout: Path, arguments: Any, rules: Rules) -> None:
                 said = " ".join(str(error).split())
                 message = said if rule is not None else f"the start ends in {type(error).__name__}: {said}"
                 given = {dest: getattr(made.arguments, dest) for dest in dests}
-                values = {dest: value for dest, value in given.items() if value not in (None, False)}
+                values = {dest: value for dest, value in given.items() if value is not None and value is not False}
                 rules.refused(place(error), text, message, values, wanted)
-            return
 
 
 def _rule_at(file: str, line: int) -> ast.Assert | ast.Raise | None:
@@ -91,6 +90,8 @@ class _CalculatorOfMicroBatches:
         try:
             start, increment, samples = map(int, arguments.rampup_batch_size)
         except ValueError:
+            return ""
+        if not unit:
             return ""
         most = arguments.global_batch_size - unit
         start = max(unit, min(start, most) // unit * unit)
