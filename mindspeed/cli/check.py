@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from gettext import gettext
 from pathlib import Path
@@ -165,7 +165,7 @@ def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedComma
 
 
 def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions) -> list[CheckedCommand]:
-    """Add what a rank refuses at its start to the problems of the jobs that have none."""
+    """Add what a rank refuses at its start to the problems of the jobs that have none, and print each as it ends."""
     from mindspeed.cli.check_start import Starts
     from mindspeed.problems.problem import MindSpeedError
     from mindspeed.workbench.lint.upstream.process import find_checkout
@@ -173,17 +173,26 @@ def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions
     found = []
     with Starts(request) as starts:
         for one in checked:
-            try:
-                if one.plan is not None:
-                    if sys.stderr.isatty():
-                        click.echo(f"starting {one.place}", err=True)
-                    program = one.command.program if one.command is not None else ""
-                    checkout = find_checkout(program, os.environ, rules.checkout)
-                    one = replace(one, plan=starts.of(one.plan, one.command, checkout))
+            if one.plan is None:
                 found.append(one)
+                continue
+            if sys.stderr.isatty():
+                click.echo(f"starting {one.place}", err=True)
+            program = one.command.program if one.command is not None else ""
+            checkout = find_checkout(program, os.environ, rules.checkout)
+            try:
+                plan = starts.of(one.plan, one.command, checkout)
+                ending = gettext("started") if plan is one.plan else gettext("not started")
+                found.append(replace(one, plan=plan))
             except MindSpeedError as error:
+                ending = _count(error.problems)
                 found.append(replace(one, problems=error.problems, plan=None))
+            click.echo(f"{one.place}: {ending}", err=True)
     return found
+
+
+def _count(problems: Sequence[Problem]) -> str:
+    return gettext("1 problem") if len(problems) == 1 else gettext("{count} problems").format(count=len(problems))
 
 
 def _planned(request: Request) -> CheckedCommand:
@@ -213,9 +222,7 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
     for line, places in notes.items():
         click.echo(f"{line}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     for one in checked:
-        found = len(one.problems)
-        count = gettext("1 problem") if found == 1 else gettext("{count} problems").format(count=found)
-        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
+        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else _count(one.problems)}")
         for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
             click.echo(line)
     if not checked:
