@@ -40,14 +40,9 @@ RANKS = """
 """
 START = """
 def set_global_variables(args):
-    init_num_microbatches_calculator(
-        0,
-        args.rampup_batch_size,
-        args.global_batch_size,
-        args.micro_batch_size,
-        args.data_parallel_size,
-        False,
-    )
+    if args is not None:
+        init_num_microbatches_calculator(0, args.rampup_batch_size, args.global_batch_size,
+            args.micro_batch_size, args.data_parallel_size, False)
 """
 SCHEDULES = """
 import nothing_that_is_installed
@@ -83,9 +78,6 @@ def get_optimizer_param_scheduler(optimizer):
         wd_incr_style=args.weight_decay_incr_style,
         wsd_decay_steps=wsd_decay_steps,
     )
-
-def get_megatron_optimizer_config(args):
-    pass
 """
 SIZES = "--micro-batch-size 1 --global-batch-size 32 --train-samples 100000"
 RATES = "--micro-batch-size 1 --global-batch-size 32 --train-iters 100 --lr 1e-4"
