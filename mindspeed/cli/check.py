@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from gettext import gettext
 from pathlib import Path
@@ -39,7 +39,7 @@ class CheckedCommand:
     line: int
     program: str
     problems: tuple[Problem, ...] = ()
-    lines: tuple[int, ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
     words: CommandLine = on_command_line
     plan: ActivationPlan | None = None
     traps: tuple[Trap, ...] = ()
@@ -123,6 +123,7 @@ def _checked(request: Request, paths: tuple[str, ...], rules: RuleOptions) -> li
             found.append(CheckedCommand(file, 0, "", tuple(error.problems)))
     if not paths and words is None:
         return [_planned(request)]
+    found = list(dict.fromkeys(found))  # a script of a folder may be called by another one
     commands = [one for one in found if not isinstance(one, CheckedCommand)]
     plans = iter(plans_of_launched(request, commands, rules))
     return [one if isinstance(one, CheckedCommand) else _of_command(one, *next(plans)) for one in found]
@@ -147,8 +148,8 @@ def _of_command(
         words = MegatronCommandLine(plan.environment.get("megatron"))
         return CheckedCommand(*place, words=words, plan=plan, traps=passing, judge=judge, command=command)
     options = ([fact.option for fact in problem.facts if fact.option] for problem in plan.problems)
-    lines = tuple(next(filter(None, map(command.line_of, given)), command.line) for given in options)
-    return CheckedCommand(*place, plan.problems, lines, plan.words, traps=passing, judge=judge)
+    places = tuple(next(filter(None, map(command.place_of, given)), place[:2]) for given in options)
+    return CheckedCommand(*place, plan.problems, places, plan.words, traps=passing, judge=judge)
 
 
 def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedCommand:
@@ -164,7 +165,7 @@ def _with_memory(one: CheckedCommand, device_memory: int | None) -> CheckedComma
 
 
 def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions) -> list[CheckedCommand]:
-    """Add what a rank refuses at its start to the problems of the jobs that have none."""
+    """Add what a rank refuses at its start to the problems of the jobs that have none, and print each as it ends."""
     from mindspeed.cli.check_start import Starts
     from mindspeed.problems.problem import MindSpeedError
     from mindspeed.workbench.lint.upstream.process import find_checkout
@@ -172,17 +173,26 @@ def _started(checked: list[CheckedCommand], request: Request, rules: RuleOptions
     found = []
     with Starts(request) as starts:
         for one in checked:
-            try:
-                if one.plan is not None:
-                    if sys.stderr.isatty():
-                        click.echo(f"starting {one.place}", err=True)
-                    program = one.command.program if one.command is not None else ""
-                    checkout = find_checkout(program, os.environ, rules.checkout)
-                    one = replace(one, plan=starts.of(one.plan, one.command, checkout))
+            if one.plan is None:
                 found.append(one)
+                continue
+            if sys.stderr.isatty():
+                click.echo(f"starting {one.place}", err=True)
+            program = one.command.program if one.command is not None else ""
+            checkout = find_checkout(program, os.environ, rules.checkout)
+            try:
+                plan = starts.of(one.plan, one.command, checkout)
+                ending = gettext("started") if plan is one.plan else gettext("not started")
+                found.append(replace(one, plan=plan))
             except MindSpeedError as error:
+                ending = _count(error.problems)
                 found.append(replace(one, problems=error.problems, plan=None))
+            click.echo(f"{one.place}: {ending}", err=True)
     return found
+
+
+def _count(problems: Sequence[Problem]) -> str:
+    return gettext("1 problem") if len(problems) == 1 else gettext("{count} problems").format(count=len(problems))
 
 
 def _planned(request: Request) -> CheckedCommand:
@@ -201,9 +211,8 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
 
     for judge in dict.fromkeys(one.judge for one in checked if one.judge):
         click.echo(gettext("checked by {judge}").format(judge=judge))
-    for one in checked:
-        for problem in one.problems:
-            click.echo(problem.text(reader(one.words)))
+    for text in dict.fromkeys(problem.text(reader(one.words)) for one in checked for problem in one.problems):
+        click.echo(text)
     for trap, places in places_of_traps(checked).items():
         click.echo(f"{trap}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     notes: dict[str, list[str]] = {}
@@ -213,9 +222,7 @@ def _print(checked: list[CheckedCommand], with_plan: bool) -> None:
     for line, places in notes.items():
         click.echo(f"{line}\n  {gettext('in: {places}').format(places=', '.join(places))}")
     for one in checked:
-        found = len(one.problems)
-        count = gettext("1 problem") if found == 1 else gettext("{count} problems").format(count=found)
-        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else count}")
+        click.echo(f"{one.place}: {verdict(one.plan) if one.plan else _count(one.problems)}")
         for line in brief_lines(one.plan, one.words) if with_plan and one.plan else ():
             click.echo(line)
     if not checked:
@@ -261,10 +268,10 @@ def _as_json(one: CheckedCommand) -> dict[str, object]:
     return facts | {"problems": len(one.problems), "plan": one.plan}
 
 
-def _located(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Problem, int]]:
+def _located(checked: list[CheckedCommand]) -> Iterator[tuple[CheckedCommand, Problem, tuple[str, int]]]:
     for one in checked:
-        lines = one.lines or (one.line,) * len(one.problems)
-        yield from ((one, problem, line or 1) for problem, line in zip(one.problems, lines, strict=True))
+        places = one.places or ((one.file, one.line),) * len(one.problems)
+        yield from ((one, problem, place) for problem, place in zip(one.problems, places, strict=True))
 
 
 def _text(one: CheckedCommand, problem: Problem) -> str:
@@ -274,13 +281,13 @@ def _text(one: CheckedCommand, problem: Problem) -> str:
 
 def _github(checked: list[CheckedCommand]) -> str:
     """Write one workflow command ``::error`` for each problem, ``::warning`` or ``::notice`` for each trap."""
-    errors = [("error", one, line, problem.code, _text(one, problem)) for one, problem, line in _located(checked)]
+    errors = [("error", place, problem.code, _text(one, problem)) for one, problem, place in _located(checked)]
     traps = [
-        (_LEVELS.get(trap.consequence, "warning"), one, one.line or 1, trap.name, str(trap)) for one, trap in _traps(checked)
+        (_LEVELS.get(trap.consequence, "warning"), (one.file, one.line), trap.name, str(trap)) for one, trap in _traps(checked)
     ]
     return "".join(
-        f"::{level} file={_escaped(one.file, ':,')},line={line},title={title}::{_escaped(text)}\n"
-        for level, one, line, title, text in (*errors, *traps)
+        f"::{level} file={_escaped(file, ':,')},line={line or 1},title={title}::{_escaped(text)}\n"
+        for level, (file, line), title, text in (*errors, *traps)
     )
 
 
@@ -301,9 +308,10 @@ def _sarif(checked: list[CheckedCommand]) -> str:
     """A log of SARIF 2.1.0 with one run."""
     from mindspeed.problems import error_codes
 
-    results = [_result(problem.code, "error", _text(one, problem), one, line) for one, problem, line in _located(checked)]
+    results = [_result(problem.code, "error", _text(one, problem), place) for one, problem, place in _located(checked)]
     for one, trap in _traps(checked):
-        results.append(_result(trap.name, "note" if trap.consequence == "note" else "warning", str(trap), one, one.line or 1))
+        level = "note" if trap.consequence == "note" else "warning"
+        results.append(_result(trap.name, level, str(trap), (one.file, one.line)))
     described = {problem.code: error_codes()[problem.code] for _, problem, _ in _located(checked)}
     described |= {trap.name: trap.text for _, trap in _traps(checked)}
     rules = [{"id": name, "fullDescription": {"text": text}} for name, text in sorted(described.items())]
@@ -312,6 +320,7 @@ def _sarif(checked: list[CheckedCommand]) -> str:
     return json.dumps(log, indent=2)
 
 
-def _result(rule: str, level: str, text: str, one: CheckedCommand, line: int) -> dict[str, Any]:
-    place = {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": line}}}
-    return {"ruleId": rule, "level": level, "message": {"text": text}, "locations": [place]}
+def _result(rule: str, level: str, text: str, place: tuple[str, int]) -> dict[str, Any]:
+    file, line = place
+    location = {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": line or 1}}}
+    return {"ruleId": rule, "level": level, "message": {"text": text}, "locations": [location]}

@@ -20,7 +20,7 @@ from mindspeed.job import megatron_arguments as flags
 from mindspeed.megatron.hook_points import LOADING, MegatronHookPoints, hook_points_for
 from mindspeed.megatron.parsed_arguments import contradiction, unsupported_arguments
 from mindspeed.megatron_lm.command_line_fixes import MegatronCommandLine
-from mindspeed.megatron_lm.given_arguments import Given, field_options_in, surface_or_nearest, without_option
+from mindspeed.megatron_lm.given_arguments import Given, field_options_in, flattened, surface_or_nearest, without_option
 from mindspeed.megatron_lm.script_options import imported_names
 from mindspeed.megatron_lm.training_request import ScriptRequest, read_command_line
 from mindspeed.plugins.patches import ArgOverride
@@ -53,8 +53,11 @@ _NEEDS: Final = (
     _Need("non_persistent_ckpt_type", ("local",), "nvidia_resiliency_ext", "nvidia-resiliency-ext"),
     _Need("experimental_attention_variant", ("gated_delta_net",), "fla", "flash-linear-attention"),
     _Need("linear_attention_type", ("gated_delta_net",), "fla", "flash-linear-attention"),
+    _Need("use_megatron_fsdp", (True,), "einops", "einops"),
+    _Need("num_distributed_optimizer_instances", (), "einops", "einops"),
+    _Need("hierarchical_context_parallel_sizes", (), "einops", "einops"),
 )
-"""Values of arguments with which Megatron imports a package, and its name."""
+"""Values of arguments with which Megatron imports a package, and its name; none are all but the default."""
 _STORAGE: Final = _Need("save", (), "multistorageclient", "multi-storage-client")
 """The package for URLs of checkpoint folders. Without it, Megatron-LM takes a URL for a folder of this machine."""
 
@@ -79,14 +82,14 @@ def plan_training(
     request = read_command_line(arguments, environ, version, registry.catalog_for, also, world_size, below)
     layers = (*request.defaults, *below, *request.layers, *also, request.command_line)
     environment = replace(environment, training=True)  # also on a laptop without Megatron-LM
-    words = MegatronCommandLine(version, frozenset(request.given))
+    words, known = MegatronCommandLine(version, frozenset(request.given)), surface_or_nearest(version)
     try:
         plan = registry.resolve(layers, environment)
     except ResolutionError as error:
         error.words = words
         raise
-    plan = replace(plan, rows=(*plan.rows, *request.notes, *_package_rows(request.given)))
-    request, plan = _with_fields(request, _with_served(plan, request.given), surface_or_nearest(version))
+    plan = replace(plan, rows=(*plan.rows, *request.notes, *_package_rows(request.given, known)))
+    request, plan = _with_fields(request, _with_served(plan, request.given), known)
     plan = _with_weights(plan) if request.loads_hugging_face else plan
     problems = [*contradicted(request.given, plan.overrides), *_ignored_by_layers(request.given, plan.overrides)]
     if problems:
@@ -94,14 +97,19 @@ def plan_training(
     return request, plan
 
 
-def _package_rows(given: Mapping[str, Given]) -> Iterator[PlanNote]:
+def _package_rows(given: Mapping[str, Given], known: Surface) -> Iterator[PlanNote]:
     """Yield a row for every argument whose package is not installed here; the ranks may have it."""
-    needs = [(given[need.dest], need) for need in _NEEDS if need.dest in given and given[need.dest].value in need.values]
+
+    def applies(need: _Need) -> bool:
+        value = given[need.dest].value
+        return value in need.values if need.values else value != known.by_dest[need.dest][0].default
+
+    needs = [(given[need.dest], need) for need in _NEEDS if need.dest in given and applies(need)]
     folders = (given[dest] for dest in ("save", "load") if dest in given)
     needs += [(argument, _STORAGE) for argument in folders if _is_url(argument.value)]
     for argument, need in needs:
         if find_spec(need.module) is None:
-            word = argument.option if argument.value is True else f"{argument.option} {argument.value}"
+            word = " ".join(map(str, [argument.option, *flattened([] if argument.value is True else argument.value)]))
             text = f"{word} needs {need.package} on every rank; its module {need.module} is not installed here"
             yield PlanNote("not-checked", "megatron-lm", text)
 

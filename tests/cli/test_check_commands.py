@@ -4,11 +4,15 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from mindspeed.cli.check_start import Starts
+from mindspeed.engine.resolution.planned_feature import PlanNote
+from mindspeed.problems import Problem, RunError
 from tests.cli.conftest import LAPTOP
 from tests.megatron_lm.upstream.checkouts import make
 
@@ -39,6 +43,19 @@ def test_every_command_of_a_folder_is_one_line(mindspeed, folder):
     assert first.startswith("jobs/good.sh:1: no problems: ")
     assert second.startswith("jobs/good.sh:3: no problems: ")
     assert f"MS114 {MESSAGE}\n  where: jobs/bad.sh:3\n  fix: give --seed a whole number\n" in result.stdout
+
+
+def test_every_started_job_is_a_line_as_it_ends(mindspeed, folder, monkeypatch):
+    def of(starts, plan, command, checkout):
+        if command.line == 1:
+            raise RunError([Problem("MS604", "it fails"), Problem("MS604", "and again")])
+        return plan if command.line == 3 else replace(plan, rows=(*plan.rows, PlanNote("not-checked", "start", "no CPU")))
+
+    monkeypatch.setattr(Starts, "of", of)
+    Path("jobs/good.sh").write_text(f"{GOOD}\n{GOOD}{GOOD}")
+    result = mindspeed("check", "--start", "--json", *LAPTOP, "jobs")
+    assert result.stderr == "jobs/good.sh:1: 2 problems\njobs/good.sh:3: started\njobs/good.sh:4: not started\n"
+    assert [row["code"] for row in json.loads(result.stdout)["problems"]] == ["MS114", "MS604", "MS604"]
 
 
 @pytest.mark.parametrize("words", [("jobs/good.sh",), ("jobs/other.sh",), ("--", *GOOD.split()), ("-f", "job.yaml"), ()])

@@ -104,7 +104,7 @@ def test_paths_to_fill_in_and_processes_that_nobody_gave_are_warnings(tmp_path):
     for text in (
         "--save is your path here (line 2): give it a value, or quote it",
         "--load is empty (line 2): give it a value, or quote it",
-        "variables that the script does not set are treated as empty: NOWHERE",
+        "variables that the script does not set are treated as empty: NOWHERE; set them by: NOWHERE=VALUE mindspeed check ",
         "planned for 8, the minimum for these sizes (--world-size N)",
     ):
         assert text in result.output
@@ -120,7 +120,7 @@ def test_a_value_that_only_a_run_would_know_is_not_checked(tmp_path):
     for text in (
         "not checked: launcher: the value of --tensor-model-parallel-size (line 3), which is known only when the script runs",
         "not checked: launcher: the value of --lr (line 2), which is known only when the script runs",
-        "variables that the script does not set are treated as empty: $1",
+        f"variables that the script does not set are treated as empty: $1; set them by: mindspeed check -- bash {script} ARG\n",
     ):
         assert text in result.output
 
@@ -151,7 +151,7 @@ def test_commands_inside_functions_shells_branches_and_documents_are_checked(scr
 
 def test_a_script_whose_command_cannot_be_read_is_a_problem(tmp_path):
     script = tmp_path / "pretrain.sh"
-    script.write_text(f"torchrun pretrain_gpt.py $(echo {SIZES})\n")
+    script.write_text(f"torchrun pretrain_gpt.py $(cat {SIZES})\n")
     (tmp_path / "arguments.sh").write_text(f"ARGS='{SIZES}'\n# for pretrain_gpt.py\n")
     (problem,) = problems_of(str(tmp_path))
     assert (problem["code"], problem["where"]) == ("MS301", str(script))

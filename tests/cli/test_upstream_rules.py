@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindspeed.cli import main
-from tests.megatron_lm.upstream.checkouts import make
+from tests.megatron_lm.upstream.checkouts import MISSING, make
 
 MODEL = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 1"
@@ -34,6 +34,17 @@ def test_a_command_that_megatron_refuses_has_problems_with_line_and_rule(script)
     assert problem["message"] == "Megatron-LM 0.16.1 refuses this command: not args.fp16"
     assert problem["where"].startswith(f"{script}:3 (megatron/training/arguments.py:")
     assert problem["fix"] == "remove --fp16"
+
+
+@pytest.mark.budget(20)
+@pytest.mark.parametrize("value", ["$1", "$(cat layers)"])
+def test_a_needed_value_that_only_a_run_would_know_is_not_missing(value, tmp_path):
+    make(tmp_path, MISSING)
+    script = tmp_path / "train.sh"
+    script.write_text(f"torchrun {tmp_path}/pretrain_gpt.py {MODEL.replace('--num-layers 4', f'--num-layers {value}')}\n")
+    result = check("--platform", "cuda", str(script))
+    assert result.exit_code == 0, result.output
+    assert "not checked: launcher: the value of --num-layers (line 1), which is known only when" in result.stdout
 
 
 @pytest.mark.budget(20)

@@ -826,6 +826,22 @@ def differences_by_layout() -> list[tuple[float, float]]:
     ]
 
 
+@shows("biases-of-experts-that-a-rank-holds-whole")
+def biases_of_experts_that_a_rank_holds_whole() -> str:
+    from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
+    from megatron.core.transformer.spec_utils import build_module
+
+    experts = {"num_moe_experts": 4, "moe_ffn_hidden_size": 8, "moe_token_dispatcher_type": "alltoall"}
+    with one_rank():
+        try:
+            spec = get_moe_module_spec(use_te=False, num_experts=4)
+            build = spec if isinstance(spec, partial) else partial(build_module, spec)
+            layer = build(config=config(add_bias_linear=True, bias_activation_fusion=False, **experts))
+        except AssertionError as error:
+            raise ImportError("experts of this release have no biases") from error
+        return error_of(layer, hidden(4).requires_grad_())
+
+
 @shows("expert-gradients-of-other-shards")
 def expert_gradients_of_other_shards() -> str:
     found = zip(LAYOUTS, differences_by_layout(), strict=True)

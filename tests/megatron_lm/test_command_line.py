@@ -577,10 +577,16 @@ def test_layers_on_the_npu_are_in_the_roles_of_an_engine_unless_one_is_declared(
             "--non-persistent-ckpt-type local",
             "--non-persistent-ckpt-type local needs nvidia-resiliency-ext on every rank; its module nvidia_resiliency_ext",
         ),
-        ("--optimizer adam --save runs/job", None),
+        ("--use-megatron-fsdp", "--use-megatron-fsdp needs einops on every rank; its module einops"),
+        (
+            "--num-distributed-optimizer-instances 2",
+            "--num-distributed-optimizer-instances 2 needs einops on every rank; its module einops",
+        ),
+        ("--optimizer adam --save runs/job --num-distributed-optimizer-instances 1", None),
     ],
 )
-def test_an_argument_whose_package_is_not_installed_is_a_row(words, text):
+def test_an_argument_whose_package_is_not_installed_is_a_row(words, text, monkeypatch):
+    monkeypatch.setattr("mindspeed.megatron_lm.training_plan.find_spec", lambda name: None)
     _, plan = plan_training(split(f"{SHAPE} {words}"), {}, replace(made_up("npu", "0.16.1"), world_size=1))
     rows = [row.text for row in plan.rows if row.kind == "not-checked" and " on every rank; " in row.text]
     assert rows == [f"{text} is not installed here"] * (text is not None)

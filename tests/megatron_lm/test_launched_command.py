@@ -35,8 +35,8 @@ def test_other_commands_of_a_script_are_passed_over(tmp_path):
         f"python prepare.py --input x\necho {TRAIN}\ntorchrun --nproc_per_node 2 {TRAIN}\n\n{'torchrun ' + TRAIN}\n"
     )
     command = command_of_file(script, {})
-    assert (command.world_size, command.source, command.others) == (2, str(script), (5,))
-    assert command.line_of("--num-layers") == 3
+    assert (command.world_size, command.source, command.others) == (2, str(script), (f"{script}:5",))
+    assert command.place_of("--num-layers") == (str(script), 3)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_launchers_json_is_read(tmp_path, data, size):
     command = command_of_file(file, {})
     assert [word.text for word in command.arguments] == ["--num-layers", "2", "--micro-batch-size", "1"]
     assert command.world_size == size
-    assert command.line_of("--num-layers") > 1
+    assert command.place_of("--num-layers") > (str(file), 1)
 
 
 def test_words_without_a_launcher_are_a_command():

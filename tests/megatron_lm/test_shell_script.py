@@ -1,6 +1,7 @@
 """Launch scripts are read as bash would expand them, with the lines of their words."""
 
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -49,6 +50,11 @@ SNIPPETS = [
     'export X=1; Y=2; bash -e -c "show $Y \\$X"; bash -ec \'show "$X" $1 "$Y"\' name one; eval "show $Y; show \\$Y"; show end',
     "X=1\nbash <<EOF\nshow $X \\$X\nEOF\nbash <<'EOF'\nshow $X 'a b'\nEOF\nshow end",
     'A=(x y); show "${A[*]}" ${A[*]} "a ${A[*]} b"; eval show \'$A\'',
+    'A=2; show $(echo --x $A --y \'a  b\') "$(echo  "c  d" e)" $(echo -n f) `echo g` x$(echo)y "$(echo)" $(echo 1)$(echo 2 3)',
+    "P=/a/b/c.sh; show $(basename $P) $(basename -- $P .sh) $(dirname $P) $(dirname -- a) $(basename /)",
+    'show "$(pwd)" "$(cd / && pwd)" $(cd -- "$(dirname "/usr/bin")" &>/dev/null && pwd) $(cd /usr >/dev/null 2>&1; pwd -P)',
+    "N=4; A=(1 2 3); show $(($(echo 3) * N)) $((${#A[@]} + ${M:-5})) $((${A[1]}*2)) $(echo $((N+1)))",
+    "show $(dirname /) $(dirname a//b/) $(dirname /a) $(basename a/b/) $(basename .sh .sh) $(basename a.b .c)",
 ]
 
 
@@ -73,6 +79,18 @@ def test_arguments_and_variables_of_the_caller_are_known():
 
 def test_the_output_of_a_command_stays_as_it_is_written():
     assert words("A=$(hostname -I); show --host $A `date +%s`") == [["show", "--host", "$(hostname_-I)", "$(date_+%s)"]]
+    for command in (
+        "echo a | cat",
+        "echo $(cat x)",
+        "echo -e 'a\\tb'",
+        "echo *.sh",
+        "basename",
+        "echo a > b",
+        "cd a && ls",
+        "cd && pwd",
+    ):
+        assert words(f"show $({command})") == [["show", re.sub(r"\s+", "_", f"$({command})")]]
+    assert words("cd a; show $(pwd) $(cd b && pwd) $(cd /b && pwd)")[1:] == [["show", "$(pwd)", "$(cd_b_&&_pwd)", "/b"]]
 
 
 def test_every_word_has_the_line_where_its_text_stands():

@@ -141,6 +141,7 @@ PAIRS = [
     ("random-numbers-under-cuda-graphs", GRAPHS, f"{GRAPHS} --te-rng-tracker"),
 ]
 EXPERTS = "--num-experts 8 --tensor-model-parallel-size 2"
+WHOLE = "--num-experts 8 --transformer-impl local"
 LATENT = "--multi-latent-attention --tensor-model-parallel-size 2"
 SINKS = "--softmax-type learnable --tensor-model-parallel-size 2 --transformer-impl"
 GLOBAL = "--num-experts 8 --moe-aux-loss-coeff 1e-2 --moe-router-load-balancing-type"
@@ -152,6 +153,8 @@ PAIRS += [
         f"{EXPERTS} --expert-tensor-parallel-size 1",
         f"{EXPERTS} --expert-model-parallel-size 2",
     ),
+    ("biases-of-experts-that-a-rank-holds-whole", WHOLE, f"{WHOLE} --disable-bias-linear"),
+    ("biases-of-experts-that-a-rank-holds-whole", WHOLE, f"{WHOLE} --expert-model-parallel-size 2"),
     ("latent-attention-keys-of-one-rank", LATENT, f"{LATENT} --sequence-parallel"),
     ("attention-sinks-of-one-rank-in-the-norm", f"{SINKS} local", f"{SINKS} transformer_engine"),
     ("global-auxiliary-loss-by-replicas", f"{GLOBAL} global_aux_loss", f"{GLOBAL} aux_loss"),
@@ -307,6 +310,13 @@ def test_a_trap_of_a_program_is_one_in_it_alone():
     assert {program for program, names in found.items() if "positions-of-images-in-a-text-model" in names} == {
         "examples/pretrain_gpt.py"
     }
+
+
+def test_a_trap_is_none_where_a_value_that_it_reads_is_unknown():
+    for more, caught in (("", True), ("--eval-interval $1", False)):
+        (command,) = training_commands(f"torchrun --nproc-per-node 2 pretrain_gpt.py --train-iters 5 {more}\n", "x.sh")
+        ((_, traps),) = check_jobs([CheckedJob(command, made_up("cuda", "0.16.1"))])
+        assert ("no-evaluation-interval" in [trap.name for trap in traps]) is caught
 
 
 def test_a_plan_warns_of_the_traps_of_its_script():

@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 
 from mindspeed.megatron.fixes.layers import HAVE_ENGINE
 from mindspeed.plugins.patches import Function, wrapper
@@ -59,6 +60,19 @@ def own_replicas_of_experts(init: Function, self: Any, *args: Any, **kwargs: Any
     if config.expert_model_parallel_size == 1 and config.expert_tensor_parallel_size != config.tensor_model_parallel_size:
         for parameter in self.experts.parameters():
             parameter.allreduce = False
+
+
+@wrapper
+def outputs_of_whole_experts(init: Function, self: Any, *args: Any, **kwargs: Any) -> None:
+    """``MoELayer.__init__``: local linear layers of experts leave their output as it is, without a sum over one rank.
+
+    Megatron adds the biases of experts in place, which autograd refuses for the view that such a sum returns. Where several
+    ranks hold the experts, Megatron makes no sum either.
+    """
+    init(self, *args, **kwargs)
+    for layer in self.experts.modules():
+        if isinstance(layer, RowParallelLinear) and layer.bias is not None:
+            layer.explicit_expert_comm = True
 
 
 @wrapper

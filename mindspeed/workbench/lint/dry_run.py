@@ -94,11 +94,37 @@ def _notes(command: LaunchedCommand, environment: Environment, size: int) -> Ite
         yield PlanNote("warning", "launcher", text)
     if command.unset:
         names = ", ".join(name if name.isidentifier() else f"${name}" for name in command.unset)
-        text = f"variables that the script does not set are treated as empty: {names}"
+        text = f"variables that the script does not set are treated as empty: {names}; set them by: {_setting(command)}"
         yield PlanNote("warning", "launcher", text)
     if command.others:
-        lines = ", ".join(map(str, command.others))
-        yield PlanNote("warning", "launcher", f"{command.source} contains further training commands, in lines {lines}")
+        text = f"further training commands are not planned: {', '.join(command.others)}"
+        yield PlanNote("warning", "launcher", text)
+
+
+def _setting(command: LaunchedCommand) -> str:
+    """The command that checks a script with the variables and arguments that it does not set itself."""
+    words = [*(f"{name}=VALUE" for name in command.unset if name.isidentifier()), "mindspeed check"]
+    count = max(map(int, filter(str.isdecimal, command.unset)), default=0)
+    return " ".join([*words, *(["-- bash"] if count else []), shlex.quote(command.script), *["ARG"] * count])
+
+
+def left_open(command: LaunchedCommand, known: Surface) -> list[str]:
+    """The options with a value that only a run of the script would know: from a command, or from a variable that nothing sets.
+
+    Texts are none of them, because any text can stand in their place.
+    """
+    found = []
+    for option, values in _options([word.text for word in command.arguments]):
+        argument = known.by_option.get(option)
+        if argument is not None and argument.takes_value and not _is_text(argument):
+            is_missing = bool(command.unset) and not values and argument.nargs not in ("*", "?")
+            if is_missing or any(value.startswith("$(") for value in values):
+                found.append(option)
+    return found
+
+
+def _is_text(argument: Argument) -> bool:
+    return argument.takes_value and argument.nargs is None and argument.type in (None, "str") and not argument.choices
 
 
 def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> tuple[list[str], list[PlanNote]]:
@@ -108,30 +134,27 @@ def _filled(words: Sequence[str], known: Surface, command: LaunchedCommand) -> t
     """
     filled: list[str] = []
     notes = []
+    unknown = left_open(command, known)
     for option, values in _options(words):
         argument = known.by_option.get(option)
-        is_text = argument is not None and argument.takes_value and argument.nargs is None and argument.type in (None, "str")
-        is_text = (is_text and not argument.choices) if argument is not None else _is_foreign_text(option)
-        if argument is not None and not is_text and _is_left_open(argument, values, command):
-            place = f" (line {line})" if (line := command.line_of(option)) else ""
-            text = f"the value of {option}{place}, which is known only when the script runs"
+        is_text = _is_text(argument) if argument is not None else _is_foreign_text(option)
+        if option in unknown:
+            text = f"the value of {option}{_place(option, command)}, which is known only when the script runs"
             notes.append(PlanNote("not-checked", "launcher", text))
             continue
         equals = [f"{option}={values[0]}"] if values and f"{option}={values[0]}" in words else None
         if equals is None and is_text and (len(values) > 1 or (not values and command.unset)):
-            line = command.line_of(option)
-            place = f" (line {line})" if line else ""
-            text = f"{option} is {' '.join(values) or 'empty'}{place}: give it a value, or quote it"
+            text = f"{option} is {' '.join(values) or 'empty'}{_place(option, command)}: give it a value, or quote it"
             notes.append(PlanNote("warning", "launcher", text))
             values = [" ".join(values) or "EMPTY"]
         filled += (equals + values[1:]) if equals is not None else [*([option] if option else []), *values]
     return filled, notes
 
 
-def _is_left_open(argument: Argument, values: Sequence[str], command: LaunchedCommand) -> bool:
-    """Return whether a value is the output of a command, or comes from a variable that nothing sets."""
-    is_missing = bool(command.unset) and not values and argument.nargs not in ("*", "?")
-    return argument.takes_value and (is_missing or any(value.startswith("$(") for value in values))
+def _place(option: str, command: LaunchedCommand) -> str:
+    """The place of an option of a script in brackets: its line, behind its file where that is another one."""
+    file, line = command.place_of(option) or ("", 0)
+    return (f" (line {line})" if file == command.source else f" ({file}:{line})") if line else ""
 
 
 def _is_foreign_text(option: str) -> bool:
@@ -234,11 +257,12 @@ def _converts(kind: Any, text: str) -> bool:
 def located(problem: Problem, command: LaunchedCommand, known: Surface, catalog: Catalog) -> Problem:
     """The problem with file and line of the option that it is about."""
     options = [*_given(problem), *_flags_of(problem, known, catalog)]
-    line = next((line for option in options if (line := command.line_of(option)) is not None), None)
-    if line is None:
+    place = next((place for option in options if (place := command.place_of(option)) is not None), None)
+    if place is None:
         return problem
+    file, line = place
     beside = f" ({problem.where})" if problem.where not in ("", COMMAND_LINE) else ""
-    return replace(problem, where=f"{command.source}:{line}{beside}")
+    return replace(problem, where=f"{file}:{line}{beside}")
 
 
 def _given(problem: Problem) -> list[str]:

@@ -28,7 +28,7 @@ from mindspeed.megatron_lm.script_options import script_options
 from mindspeed.megatron_lm.training_request import split_own_flags
 from mindspeed.plugins.feature import Category
 from mindspeed.problems import Fixes, MindSpeedError, Problem, ResolutionError
-from mindspeed.workbench.lint.dry_run import located, read_and_plan_command, smallest_world, without_options
+from mindspeed.workbench.lint.dry_run import left_open, located, read_and_plan_command, smallest_world, without_options
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.traps import STOPS, Trap, traps_of
 from mindspeed.workbench.lint.upstream.process import Checkout, RulesProcess
@@ -138,7 +138,8 @@ def _plan_or_error(job: CheckedJob, command: LaunchedCommand, layers: Sequence[L
         options = _own_options(job, surface_or_nearest(job.environment.megatron))
         request, plan = read_and_plan_command(command, job.environment, layers[:-1], layers[-1:], options)
     except MindSpeedError as error:
-        return split_own_flags([word.text for word in command.arguments], [])[1], error
+        known_part = without_options(command, left_open(command, surface_or_nearest(job.environment.megatron)))
+        return split_own_flags([word.text for word in known_part.arguments], [])[1], error
     return request.rest, plan
 
 
@@ -166,11 +167,13 @@ def _with_rules(
     known, is_stock = surface_or_nearest(environment.megatron), _is_stock(job, layers)
     explained = {trap.rule for trap in traps if trap.rule and trap.consequence == STOPS}
     theirs = [one for one in (verdict.problems if is_stock else verdict.refusals) if one.rule not in explained]
+    if isinstance(plan, MindSpeedError) and not is_stock:
+        at_start = verdict.at_start if _has_sizes_of_command(job, layers) else ()
+        theirs = [one for one in theirs if one.where in at_start or _is_certain(one)]
     problems = [located(problem, command, known, registry.catalog_for(())) for problem in theirs]
     problems += [trap.problem for trap in traps if trap.consequence == STOPS]
     if isinstance(plan, MindSpeedError):
-        certain = [problem for problem in problems if is_stock or _is_certain(problem)]
-        return ResolutionError(one_of_each(certain, plan.problems, known), plan.words)
+        return ResolutionError(one_of_each(problems, plan.problems, known), plan.words)
     if not problems and not is_stock:
         problems = [*refused_values(verdict.refused, plan.overrides), *_problems_of_job(verdict, plan)]
     if problems:
@@ -186,6 +189,12 @@ def _with_rules(
 def _is_certain(problem: Problem) -> bool:
     """Return whether a rule refuses values of the command, or the lack of values, whatever a plan would change."""
     return all(fact.option for fact in problem.facts) or all(fact.value is None for fact in problem.facts)
+
+
+def _has_sizes_of_command(job: CheckedJob, layers: Sequence[Layer]) -> bool:
+    """Return whether no plan would change the parallel sizes of a command, by which batches are split over its ranks."""
+    own, _ = split_own_flags([word.text for word in job.command.arguments], [])
+    return not own and not any(layer.settings or layer.world.keys() & PARALLEL_SIZES for layer in layers)
 
 
 def _problems_of_job(verdict: RulesVerdict, plan: ActivationPlan) -> list[Problem]:
@@ -227,10 +236,15 @@ def _megatron_command(
 ) -> Command:
     """The command that the rules judge: as its ranks change it, but one of Megatron alone as it stands."""
     size = job.environment.world_size or job.command.world_size or smallest_world(words, known)
-    environ = _environ(job.command)
+    environ, unknown = _environ(job.command), _unknown(job.command, known)
     if isinstance(plan, MindSpeedError) or _is_stock(job, layers):
-        return Command(words, size, environ)
-    return Command(words, size, environ | registry.process_variables(plan, environ), plan)
+        return Command(words, size, environ, unknown=unknown)
+    return Command(words, size, environ | registry.process_variables(plan, environ), plan, unknown)
+
+
+def _unknown(command: LaunchedCommand, known: Surface) -> frozenset[str]:
+    """The arguments of a command, by dest, whose value only a run of its script would know."""
+    return frozenset(known.by_option[option].dest for option in left_open(command, known))
 
 
 def _own_options(job: CheckedJob, known: Surface) -> frozenset[str]:
@@ -253,7 +267,9 @@ def _traps_in(job: CheckedJob, words: Sequence[str], plan: ActivationPlan | Mind
     known = surface_or_nearest(job.environment.megatron)
     given = {dest: one.value for dest, one in given_arguments(words, known).items()}
     environ, platform = _environ(job.command), job.environment.platform
-    found = list(traps_of(given, known, environ, platform, job.command.launcher, job.command.program))
+    traps = traps_of(given, known, environ, platform, job.command.launcher, job.command.program)
+    unknown = _unknown(job.command, known)
+    found = [trap for trap in traps if unknown.isdisjoint(trap.reads)]
     if isinstance(plan, MindSpeedError) or not found:
         return found
     overrides = {target_of(one.override.argument, given): one.override.value for one in plan.overrides}

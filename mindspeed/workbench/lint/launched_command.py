@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +28,9 @@ _PROCESSES: Final = ("--worker_num", "--num_processes", "--num-processes", "-np"
 class LaunchedCommand:
     """Describe a training command: its program, its arguments with their lines, and the number of processes of its launcher.
 
-    ``source`` is the file that it stands in, or ``command line``, and ``line`` that of its program; ``others`` are the lines of
-    other commands of the file. ``world_size`` is None where the launch does not say it. ``launcher`` is the name of the program
-    that starts the processes, if there is one.
+    ``source`` is the file that its program stands in, or ``command line``, and ``line`` the line. ``script`` is the file that
+    was given, which may have called or sourced that one; ``others`` are the places of its other commands. ``world_size`` is
+    None where the launch does not say it. ``launcher`` is the name of the program that starts the processes, if there is one.
     """
 
     program: str
@@ -38,15 +38,16 @@ class LaunchedCommand:
     world_size: int | None = None
     source: str = COMMAND_LINE
     unset: tuple[str, ...] = ()
-    others: tuple[int, ...] = ()
+    others: tuple[str, ...] = ()
     environ: tuple[tuple[str, str], ...] = ()
     line: int = 0
     launcher: str = ""
+    script: str = field(default=COMMAND_LINE, compare=False)
 
-    def line_of(self, flag: str) -> int | None:
-        """The line of the last occurrence of an option; None when it is missing, or there are no lines."""
-        lines = [word.line for word in self.arguments if word.text.partition("=")[0] == flag and word.line]
-        return lines[-1] if lines else None
+    def place_of(self, flag: str) -> tuple[str, int] | None:
+        """The file and the line of the last occurrence of an option; None when it is missing, or there are no lines."""
+        words = [word for word in self.arguments if word.text.partition("=")[0] == flag and word.line]
+        return (words[-1].file or self.source, words[-1].line) if words else None
 
     def starts_a_missing_file(self) -> bool:
         """Return whether these are words whose program is a path of a Python file that does not exist."""
@@ -77,7 +78,9 @@ def commands_of_file(path: str | Path, environ: Mapping[str, str], arguments: Se
         with Path(path).open(encoding="utf-8", errors="replace") as file:
             text = file.read(MAX_CHARACTERS + 1)
         commands = (
-            _commands_of_json(text, str(path)) if str(path).endswith(".json") else shell_commands(text, arguments, environ)
+            _commands_of_json(text, str(path))
+            if str(path).endswith(".json")
+            else shell_commands(text, arguments, environ, str(path))
         )
     except OSError as error:
         raise ResolutionError([_unreadable(str(path), error.strerror or str(error))]) from None
@@ -128,7 +131,7 @@ def _only(commands: Iterator[LaunchedCommand], source: str) -> LaunchedCommand:
     if not found:
         raise ResolutionError([_no_command(source, "contains no command that runs a Python script with")])
     first, *rest = found
-    return replace(first, others=tuple(command.line for command in rest))
+    return replace(first, others=tuple(f"{command.source}:{command.line}" for command in rest))
 
 
 def _no_command(source: str, text: str) -> Problem:
@@ -146,9 +149,10 @@ def _trainings(commands: Sequence[ShellCommand], source: str, strict: bool = Tru
         options = {word.text.partition("=")[0] for word in arguments}
         if strict and options.isdisjoint(_TRAINS):
             continue
-        size, (name, line) = _world_size([word.text for word in words[:program]]), (words[program].text, words[program].line)
+        size, name = _world_size([word.text for word in words[:program]]), words[program]
         launcher = words[0].text.rpartition("/")[2] if program else ""
-        yield LaunchedCommand(name, arguments, size, source, command.unset, (), command.environ, line, launcher)
+        file, line = name.file or source, name.line
+        yield LaunchedCommand(name.text, arguments, size, file, command.unset, (), command.environ, line, launcher, source)
 
 
 _NO_LAUNCHERS: Final = frozenset({"echo", "cat", "cp", "mv", "sed", "grep", "rm", "chmod", "ls", "vim", "source", "."})

@@ -1,23 +1,34 @@
 """Read the commands of a shell script with its variables in place, as bash would expand them; nothing is run.
 
 Simple assignments, ``${NAME:-default}`` and its relatives, arrays, appended text, arithmetic, continued lines, plain tests,
-``case`` and functions are understood. So are scripts inside the script: the text of ``bash -c`` or ``eval``, and a here
-document for a shell or a file. The output of a command is not known: ``$(hostname)`` stays as it is written, without blanks.
+``case`` and functions are understood. So are other scripts: the text of ``bash -c`` or ``eval``, a here document for a shell
+or a file, and the files that are sourced or called, where they exist. The output of commands is known for ``echo``,
+``basename``, ``dirname`` and ``pwd`` alone: ``$(hostname)`` stays as it is written, without blanks.
 """
 
 from __future__ import annotations
 
 import ast
 import operator
+import os
 import re
+from bisect import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Final
 
 from mindspeed.megatron_lm.argument_words import whole_number
-from mindspeed.workbench.lint.shell_words import ShellLimit, Token, WordPart, require_depth, tokens
+from mindspeed.workbench.lint.shell_words import (
+    MAX_CHARACTERS,
+    ShellLimit,
+    Token,
+    WordPart,
+    quoted_parts,
+    require_depth,
+    tokens,
+)
 
 MAX_STEPS: Final = 2_000_000
 """About the characters that all expansions of a script may give together."""
@@ -33,10 +44,11 @@ Value = list[Fragment]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Hold a word of a command after all expansions, and the line of the script where its text stands."""
+    """Hold a word of a command after all expansions, and the line of the script, and its file, where its text stands."""
 
     text: str
     line: int
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +60,64 @@ class ShellCommand:
     environ: tuple[tuple[str, str], ...] = ()
 
 
-def shell_commands(text: str, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> list[ShellCommand]:
+def shell_commands(
+    text: str, arguments: Sequence[str] = (), environ: Mapping[str, str] | None = None, path: str = ""
+) -> list[ShellCommand]:
     """Return the commands that a script would run with these arguments and variables, in order.
 
-    A loop counts once. A test that needs the machine, as for a file, counts as false. Raises ShellLimit for a script that is
-    too large, nested too deeply, or takes too many steps.
+    A loop counts once. A test that needs the machine, as for a file, counts as false. A script with a ``path`` is read with the
+    files that it sources or calls: from the current folder, or else from its folder. Raises ShellLimit for a script that is too
+    large, nested too deeply, or takes too many steps.
     """
-    shell = _Shell.of(environ or {}, tuple(arguments))
-    shell.run(tokens(text))
-    return shell.commands
+    files = _Files()
+    values: dict[str, list[Value]] = {name: [[(value, 0)]] for name, value in (environ or {}).items()}
+    shell = _Shell.of(values, files, (path,) if path else ())
+    shell.arguments = tuple(Word(argument, 0) for argument in arguments)
+    try:
+        shell.run(tokens(text, files.add(path, text)))
+    except ShellLimit as limit:
+        raise ShellLimit(limit.text, files.described(limit.line)) from None
+    return [replace(command, words=tuple(map(files.placed, command.words))) for command in shell.commands]
+
+
+class _Files:
+    """The scripts of a launch, whose lines are numbered on from one to the next: first line and path of each."""
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._paths: list[str] = []
+        self._next = 1
+
+    def add(self, path: str, text: str) -> int:
+        """Number the lines of another script; returns the first number."""
+        self._first.append(self._next)
+        self._paths.append(path)
+        self._next += text.count("\n") + 1
+        return self._first[-1]
+
+    def placed(self, word: Word) -> Word:
+        """The word with its file, and its line there."""
+        at = bisect(self._first, word.line) - 1
+        return replace(word, line=word.line - self._first[at] + 1, file=self._paths[at]) if at >= 0 else word
+
+    def described(self, line: object) -> str:
+        """The line of a limit in words, with the file of a script that another one has."""
+        word = self.placed(Word("", line if isinstance(line, int) else 0))
+        return f"{word.line} of {word.file}" if word.file not in ("", self._paths[0]) else str(word.line)
 
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """Hold a script that a command of another one gets, its line, its arguments, and the words by which it is launched."""
+    """Hold a script that a command of another one gets, its line, its arguments, and the words by which it is launched.
+
+    A script in a file has its path.
+    """
 
     text: str
     line: int
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[Word, ...] = ()
     launcher: tuple[Word, ...] = ()
+    path: str = ""
 
 
 @dataclass(slots=True)
@@ -89,8 +140,12 @@ class _Frame:
 @dataclass(slots=True)
 class _Shell:
     values: dict[str, list[Value]]
-    inherited: Mapping[str, str]
-    arguments: tuple[str, ...]
+    inherited: frozenset[str]
+    files: _Files
+    reading: tuple[str, ...]
+    """The paths of the scripts that are being read, each of which has the next one."""
+    name: str
+    arguments: tuple[Word, ...] = ()
     commands: list[ShellCommand] = field(default_factory=list)
     frames: list[_Frame] = field(default_factory=list)
     functions: dict[str, Sequence[Token]] = field(default_factory=dict)
@@ -101,17 +156,19 @@ class _Shell:
     unset: dict[str, None] = field(default_factory=dict)
     skip_next: bool = False
     exported: set[str] = field(default_factory=set)
+    has_moved: bool = False
+    """Whether the current folder is another one than that of the check."""
     depth: int = 0
     steps: int = 0
 
     @classmethod
-    def of(cls, environ: Mapping[str, str], arguments: tuple[str, ...]) -> _Shell:
-        return cls({name: [[(value, 0)]] for name, value in environ.items()}, environ, arguments)
+    def of(cls, environ: dict[str, list[Value]], files: _Files, reading: tuple[str, ...]) -> _Shell:
+        return cls(environ, frozenset(environ), files, reading, next(reversed(reading), "script.sh"))
 
     def _spend(self, steps: int, line: int) -> None:
         self.steps += steps
         if self.steps > MAX_STEPS:
-            raise ShellLimit(f"the expansions of the script take more than {MAX_STEPS} steps, at line {line}")
+            raise ShellLimit(f"the expansions of the script take more than {MAX_STEPS} steps, at line {{line}}", line)
 
     def run(self, script: Sequence[Token]) -> None:
         """Run the script command by command; the body of a function is kept until the function is called."""
@@ -255,10 +312,16 @@ class _Shell:
         if words[0].text in self.functions:
             self._call(words[0].text, words[1:])
         elif words[0].text == "eval":
-            self._inside(self, _Script(" ".join(word.text for word in words[1:]), words[-1].line))
+            self._inside(self, _Script(" ".join(word.text for word in words[1:]), words[-1].line, self.arguments))
+        elif words[0].text in ("source", ".") and (script := self._file(words[1:])) is not None:
+            self._inside(self, script if script.arguments else replace(script, arguments=self.arguments))
         elif (script := self._script(words, rest)) is not None:
-            self._inside(_Shell.of({**self.inherited, **environ}, script.arguments), script)
+            inherited = {name: self.values[name][:1] for name in (*self.inherited, *environ) if name in self.values}
+            shell = _Shell.of(inherited, self.files, (*self.reading, *filter(None, [script.path])))
+            shell.exported, shell.unknown, shell.has_moved = set(environ), dict(self.unknown), self.has_moved
+            self._inside(shell, script)
         else:
+            self.has_moved |= words[0].text in ("cd", "pushd", "popd")
             self.commands.append(ShellCommand(tuple(words), tuple(self.unset), tuple(environ.items())))
 
     def _call(self, name: str, arguments: Sequence[Word]) -> None:
@@ -270,7 +333,7 @@ class _Shell:
         self._spend(CALL_STEPS + len(self.functions[name]), 0)
         self.running[name] = {}
         outer = self.arguments, self.frames
-        self.arguments, self.frames = tuple(word.text for word in arguments), []
+        self.arguments, self.frames = tuple(arguments), []
         self.run(self.functions[name])
         self.arguments, self.frames = outer
         self.values |= {local: value for local, value in self.running[name].items() if value is not None}
@@ -279,14 +342,18 @@ class _Shell:
         self.depth -= 1
 
     def _script(self, words: Sequence[Word], command: Sequence[Token]) -> _Script | None:
-        """The script that a command gets by ``bash -c``, through ``ssh``, or in a here document."""
+        """The script that a command gets by ``bash -c``, in a file, through ``ssh``, or in a here document."""
         texts = [word.text for word in words]
         names = [text.rpartition("/")[2] for text in texts]
         for at in (at for at, name in enumerate(names) if name in SHELLS):
             options = list(takewhile(lambda text: text.startswith("-"), texts[at + 1 :]))
             text = at + 1 + len(options)
             if text < len(texts) and any(re.fullmatch(r"-\w*c", option) for option in options):
-                return _Script(texts[text], words[text].line, tuple(texts[text + 2 :]), tuple(words[:at]))
+                return _Script(texts[text], words[text].line, tuple(words[text + 2 :]), tuple(words[:at]))
+            if (script := self._file(words[text:], words[:at])) is not None:
+                return script
+        if texts[0].endswith(".sh") and "/" in texts[0]:
+            return self._file(words)
         quoted = next((at for at, text in enumerate(texts) if re.search(r"\s", text)), None)
         if names[0] in _REMOTE and quoted is not None:
             return _Script(" ".join(texts[quoted:]), words[quoted].line, (), tuple(words[:quoted]))
@@ -297,15 +364,36 @@ class _Shell:
         parts = (self._joined(self._part(part), part.line) for part in document.parts)
         return _Script("".join(text for value in parts for text, _ in value), document.line)
 
+    def _file(self, words: Sequence[Word], launcher: Sequence[Word] = ()) -> _Script | None:
+        """The script in the file that the first word names, with the others as arguments; None where it cannot be read.
+
+        A script that is being read is not read inside itself.
+        """
+        if not words or not self.reading:
+            return None
+        beside = os.path.join(os.path.dirname(self.reading[-1]), words[0].text)
+        path = next((path for path in (words[0].text, beside) if os.path.isfile(path)), None)
+        if path is None or os.path.realpath(path) in map(os.path.realpath, self.reading):
+            return None
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(MAX_CHARACTERS + 1)
+        except OSError:
+            return None
+        return _Script(text, self.files.add(path, text), tuple(words[1:]), tuple(launcher), path)
+
     def _inside(self, shell: _Shell, script: _Script) -> None:
-        """Run a script that stands in this one in a shell, and collect its commands."""
+        """Run a script that this one has in a shell, and collect its commands."""
         self.depth += 1
         require_depth(self.depth, script.line)
         self._spend(len(script.text), script.line)
-        unset, first, frames = tuple(self.unset), len(shell.commands), shell.frames
-        shell.frames, shell.steps, shell.depth = [], self.steps, self.depth
+        unset, first = tuple(self.unset), len(shell.commands)
+        outer = shell.frames, shell.arguments, shell.reading
+        shell.frames, shell.arguments, shell.steps, shell.depth = [], script.arguments, self.steps, self.depth
+        shell.reading = (*self.reading, script.path) if script.path else self.reading
         shell.run(tokens(script.text, script.line))
-        shell.frames, self.steps = frames, shell.steps
+        shell.frames, shell.arguments, shell.reading = outer
+        self.steps = shell.steps
         found = shell.commands[first:]
         del shell.commands[first:]
         for command in found:
@@ -343,7 +431,7 @@ class _Shell:
         words: list[list[Fragment]] = [[]]
         is_word = [False]
         for part in token.parts:
-            whole = part.quoted or part.kind in ("text", "command")
+            whole = part.quoted or part.kind == "text"
             for number, value in enumerate(self._part(part)):
                 if number:
                     words.append([])
@@ -377,12 +465,24 @@ class _Shell:
         if part.kind == "arithmetic":
             return [[(self._arithmetic(part), part.line)]]
         if part.kind == "command":
-            return [[(re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
+            output = self._output(part)
+            return [[(output if output is not None else re.sub(r"\s+", "_", f"$({part.text})"), part.line)]]
         values = self._parameter(part)
         if part.quoted and part.text.endswith("*]"):
             return [self._joined(values, part.line)]
         is_short = len(values) == 1 and not re.search(r"\s", "".join(text for text, _ in values[0]))
         return [[(text, part.line) for text, _ in values[0]]] if is_short else values
+
+    def _output(self, part: WordPart) -> str | None:
+        """The output of a command that prints its words, a part of a path, or a folder; None for any other."""
+        if not re.match(r"\s*(echo|basename|dirname|pwd|cd)\b", part.text):
+            return None
+        self._spend(CALL_STEPS + len(part.text), part.line)
+        found = tokens(part.text.strip(), part.line)
+        words = [word.text for word in self._expanded([token for token in found if token.kind == "word"])]
+        if not words or any(re.search(r"\$\(|[*?[\\]", word) for word in words):
+            return None
+        return _printed(words, [token.text for token in found if token.kind != "word"], self.has_moved)
 
     def _joined(self, values: list[Value], line: int) -> Value:
         return [fragment for number, value in enumerate(values) for fragment in ([(" ", line)] if number else []) + value]
@@ -418,21 +518,26 @@ class _Shell:
 
     def _lookup(self, name: str) -> list[Value] | None:
         if name in "@*":
-            return [[(text, 0)] for text in self.arguments]
+            return [[(word.text, word.line)] for word in self.arguments]
         if name.isdecimal():
-            given: dict[int | None, str] = dict(enumerate(("script.sh", *self.arguments)))
-            number = whole_number(name)
-            return [[(given[number], 0)]] if number in given else None
+            given: dict[int | None, Word] = dict(enumerate((Word(self.name, 0), *self.arguments)))
+            word = given.get(whole_number(name))
+            return [[(word.text, word.line)]] if word is not None else None
         special = {"?": "0", "#": str(len(self.arguments))}
+        if self.reading:
+            special["BASH_SOURCE"] = self.reading[-1]
         return [[(special[name], 0)]] if name in special else self.values.get(name)
 
     def _arithmetic(self, part: WordPart) -> str:
         def value(match: re.Match[str]) -> str:
-            known = self._lookup(match.group(1))
+            known = self._lookup(match.group())
             return "".join(text for text, _ in known[0]) if known else "0"
 
-        is_short = len(part.text) <= MAX_EXPRESSION
-        found = _calculated(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, part.text)) if is_short else None
+        found = None
+        if len(part.text) <= MAX_EXPRESSION:
+            values = (self._joined(self._part(inner), part.line) for inner in quoted_parts(part.text, part.line))
+            text = "".join(text for value in values for text, _ in value)
+            found = _calculated(re.sub(r"[A-Za-z_]\w*", value, text)) if len(text) <= MAX_EXPRESSION else None
         return str(found) if found is not None else f"$(({part.text}))".replace(" ", "")
 
     def _let(self, command: list[Token]) -> None:
@@ -478,6 +583,32 @@ _PARAMETER: Final = re.compile(
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _COMPARISONS: Final = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
 _NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", "gt", "lt", "ge", "le")}
+
+
+def _printed(words: Sequence[str], operators: Sequence[str], has_moved: bool) -> str | None:
+    """What ``echo``, ``basename``, ``dirname`` and ``pwd``, also behind ``cd``, print, without newline; None for the rest."""
+    command, *rest = words
+    if rest[:1] == ["--"] and command != "echo":
+        del rest[0]
+    if command == "cd" and operators and operators[-1] in ("&&", ";") and all(">" in sign for sign in operators[:-1]):
+        match [word for word in rest if word not in ("/dev/null", "1")]:
+            case [folder, "pwd"] if not has_moved or os.path.isabs(folder):
+                return os.path.abspath(folder)
+            case [folder, "pwd", "-P"] if not has_moved or os.path.isabs(folder):
+                return os.path.realpath(folder)
+    if operators:
+        return None
+    match [command, *rest]:
+        case ["echo", *texts] if not re.fullmatch("-[neE]*[eE][neE]*", "".join(texts[:1])):
+            return " ".join(texts[texts[:1] == ["-n"] :]).rstrip("\n")
+        case ["basename", path, *suffixes] if len(suffixes) < 2:
+            name = path.rstrip("/").rpartition("/")[2] or path[:1]
+            return name.removesuffix(*suffixes) if suffixes and suffixes != [name] else name
+        case ["dirname", path]:
+            return os.path.dirname(path.rstrip("/")) or ("/" if path.startswith("/") else ".")
+        case ["pwd"] if not has_moved:
+            return os.getcwd()
+    return None
 
 
 def _function(command: Sequence[Token], token: Token, following: Sequence[Token]) -> str | None:

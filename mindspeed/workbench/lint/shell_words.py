@@ -14,13 +14,17 @@ WordKind = Literal["text", "parameter", "arithmetic", "command"]
 
 
 class ShellLimit(ValueError):  # noqa: N818
-    """A script is too large, too deeply nested or too long to expand; its text names the limit."""
+    """A script is too large, too deeply nested or too long to expand; its text names the limit and, by ``{line}``, the line."""
+
+    def __init__(self, text: str, line: object = "") -> None:
+        super().__init__(text.format(line=line))
+        self.text, self.line = text, line
 
 
 def require_depth(depth: int, line: int) -> None:
     """Refuse what is nested more deeply than any launch script. Raises ShellLimit."""
     if depth > MAX_DEPTH:
-        raise ShellLimit(f"line {line} is nested more than {MAX_DEPTH} levels deep")
+        raise ShellLimit(f"line {{line}} is nested more than {MAX_DEPTH} levels deep", line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,11 @@ def tokens(text: str, line: int = 1) -> list[Token]:
     if len(text) > MAX_CHARACTERS:
         raise ShellLimit(f"the script has {len(text)} characters, more than {MAX_CHARACTERS}")
     return list(_Lexer(text, line).tokens())
+
+
+def quoted_parts(text: str, line: int) -> list[WordPart]:
+    """Split a text as if it stood between double quotes. Raises ShellLimit."""
+    return _Lexer(text, line)._parts(_INSIDE)
 
 
 class _Lexer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,6 +62,12 @@ class Trap:
     def has_fix(self) -> bool:
         """Return whether a plan mends it, in some release."""
         return self.name in MENDED
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The arguments, by dest, and the fields of the job that decide whether it catches a command."""
+        related = (text for relation in _RELATIONS for pair in getattr(self, relation).items() for text in pair)
+        return frozenset(name for text in (*self.when, *related) for name in re.split(r" \* | // ", text))
 
     def catches(self, values: Mapping[str, Any], environ: Mapping[str, str], launcher: str, program: str) -> bool:
         """Return whether arguments, environment variables, launcher and program are those of the trap."""

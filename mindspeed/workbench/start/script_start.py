@@ -14,7 +14,7 @@ from mindspeed.engine.resolution.request import Layer
 from mindspeed.job.world import World
 from mindspeed.megatron_lm.given_arguments import given_arguments, surface_or_nearest, without_option
 from mindspeed.problems import Fix, Problem, ResolutionError
-from mindspeed.workbench.lint.dry_run import read_and_plan_command
+from mindspeed.workbench.lint.dry_run import left_open, read_and_plan_command
 from mindspeed.workbench.lint.launched_command import LaunchedCommand
 from mindspeed.workbench.lint.shell_script import Word
 from mindspeed.workbench.start.trainer_start import distinct_ranks
@@ -63,6 +63,9 @@ def start(
     if (file := given_arguments([word.text for word in command.arguments], known).get("yaml_cfg")) is not None:
         text = f"{file.value} ({file.option}) gives data and a tokenizer, which a start without ranks does not have"
         raise ResolutionError([Problem("MS305", text, facts=(file.fact,), fix=Fix.advise("give these values as arguments"))])
+    if unknown := left_open(command, known):
+        text = f"the values of {', '.join(unknown)} are known only when {command.script} runs"
+        raise ResolutionError([Problem("MS305", text, fix=Fix.advise("give the script its arguments and variables"))])
     for dest in _DEVICES:
         command = _without(command, dest, known)
     try:

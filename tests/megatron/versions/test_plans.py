@@ -98,6 +98,7 @@ BEFORE_0_19 = {
     (f"{MOE}.router:TopKRouter.attach_and_log_load_balancing_loss", f"{_FIXES}.moe:balance_loss_of_all_ranks"),
 }
 """Sums and weights of losses that Megatron before 0.19 gets wrong: of experts, per token, and of strided tensors."""
+SINCE_0_15 = {(f"{MOE}.moe_layer:MoELayer.__init__", f"{_FIXES}.moe:outputs_of_whole_experts")}
 HYBRID_MODEL = {
     ("megatron.core.models.hybrid.hybrid_model:HybridModel.__init__", "mindspeed.megatron.hook_wrappers:hybrid_model_init"),
 }
@@ -127,11 +128,11 @@ SPARSE_LAYERS = {
         f"{_FIXES}.attention:layer_of_sparse_attention",
     )
 }
-_SINCE_0_16 = QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16 | SPARSE_ATTENTION
+_SINCE_0_16 = SINCE_0_15 | QUICK_GEGLU | RESHARDABLE | ONLY_SINCE_0_16 | SPARSE_ATTENTION
 _BEFORE_0_18, _BEFORE_0_19 = SPARSE_LAYERS | SPARSE_PREDICTIONS, SPARSE_PREDICTIONS
 GUARDED = {
     "0.14.0": NUMPY | BEFORE_0_19 | ONLY_IN_0_14 | ONLY_BEFORE_0_17,
-    "0.15.3": NUMPY | BEFORE_0_19 | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
+    "0.15.3": NUMPY | BEFORE_0_19 | SINCE_0_15 | QUICK_GEGLU | RESHARDABLE | SYNCHRONOUS | ONLY_BEFORE_0_17,
     "0.16.1": _SINCE_0_16 | _BEFORE_0_18 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS | ONLY_BEFORE_0_17,
     "0.17.1": _SINCE_0_16 | _BEFORE_0_18 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,
     "0.18.2": _SINCE_0_16 | _BEFORE_0_19 | BEFORE_0_19 | FSDP2 | SYNCHRONOUS_SINCE_0_17,

@@ -10,7 +10,7 @@ import pytest
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.problems import Fix, Problem
 from mindspeed.workbench.lint.upstream.derived_names import derived_names
-from mindspeed.workbench.lint.upstream.mending import NEEDED, _changed
+from mindspeed.workbench.lint.upstream.mending import NEEDED, with_fix
 from mindspeed.workbench.lint.upstream.process import Checkout, find_checkout
 from mindspeed.workbench.lint.upstream.rules import Command, judge
 from tests.megatron_lm.checkout import VARIABLE
@@ -169,7 +169,7 @@ def wrong_fixes(checkout: Checkout, words: str) -> list[str]:
             if fix.verb == "drop-option" and argument is not None and argument.dest in NEEDED:
                 found.append(f"{fix.name} is needed")
         found += [f"{fix} has a step that mends alone" for fix in problem.fix if set(fix.steps) & set(problem.fix)]
-    tried = [(problem, fix, _changed(fix, task, known)) for problem in problems for fix in problem.fix]
+    tried = [(problem, fix, with_fix(fix, task, known)) for problem in problems for fix in problem.fix]
     found += [f"{fix} cannot be applied" for _, fix, changed in tried if changed is None and fix.verb != "advice"]
     typed = [(problem, fix, Command(one["words"], 8, one["environ"])) for problem, fix, one in tried if one is not None]
     for (problem, fix, _), after in zip(typed, judge(checkout, [one for *_, one in typed], known, "9.0"), strict=True):

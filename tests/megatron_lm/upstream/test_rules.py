@@ -38,6 +38,16 @@ def line(text: str) -> int:
 
 
 @pytest.mark.budget(20)
+def test_rules_that_read_an_unknown_value_are_undecided_and_the_rest_is_told(checkout: Path) -> None:
+    found = find_checkout(str(checkout / "pretrain_gpt.py"), {})
+    assert found is not None
+    command = Command(["--bf16", "--fp16", "--hidden-size", "8"], 1, unknown={"num_layers"})
+    (verdict,) = judge(found, [command], KNOWN)
+    assert [problem.message.partition(": ")[2] for problem in verdict.problems] == ["not args.fp16"]
+    assert f"megatron/training/arguments.py:{line('too many')}" in verdict.undecided
+
+
+@pytest.mark.budget(20)
 def test_every_rule_that_fails_is_told_with_its_place_and_values(checkout: Path) -> None:
     words = "--hidden-size 7 --tensor-model-parallel-size 2 --bf16 --fp16 --num-layers 101 --deterministic-mode"
     here = "megatron/training/arguments.py"

@@ -7,6 +7,7 @@ import megatron.core
 import pytest
 
 from mindspeed.engine.resolution.environment import made_up
+from mindspeed.engine.resolution.request import Layer
 from mindspeed.megatron_lm.given_arguments import surface_or_nearest
 from mindspeed.problems import MindSpeedError, Problem
 from mindspeed.workbench.lint.judgement import CheckedJob, check_jobs
@@ -32,16 +33,16 @@ PARSER = """
     parser.add_argument("--load")
     parser.add_argument("--skip-train", action="store_true")
     return parser"""
+RANKS = """
+    assert 8 % args.tensor_model_parallel_size == 0, "ranks do not divide"
+    args.data_parallel_size = 8 // args.tensor_model_parallel_size
+    args.rank = 0
+"""
 START = """
 def set_global_variables(args):
-    init_num_microbatches_calculator(
-        0,
-        args.rampup_batch_size,
-        args.global_batch_size,
-        args.micro_batch_size,
-        args.data_parallel_size,
-        False,
-    )
+    if args is not None:
+        init_num_microbatches_calculator(0, args.rampup_batch_size, args.global_batch_size,
+            args.micro_batch_size, args.data_parallel_size, False)
 """
 SCHEDULES = """
 import nothing_that_is_installed
@@ -77,9 +78,6 @@ def get_optimizer_param_scheduler(optimizer):
         wd_incr_style=args.weight_decay_incr_style,
         wsd_decay_steps=wsd_decay_steps,
     )
-
-def get_megatron_optimizer_config(args):
-    pass
 """
 SIZES = "--micro-batch-size 1 --global-batch-size 32 --train-samples 100000"
 RATES = "--micro-batch-size 1 --global-batch-size 32 --train-iters 100 --lr 1e-4"
@@ -90,7 +88,7 @@ CALCULATOR, SCHEDULER = "core/num_microbatches_calculator.py", "core/optimizer_p
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     """Make a checkout whose calculator and scheduler are those of the installed megatron-core."""
     arguments = ARGUMENTS.replace("\n    return parser", PARSER)
-    arguments = arguments.replace("defaults={}):\n", "defaults={}):\n    args.data_parallel_size = 8\n    args.rank = 0\n")
+    arguments = arguments.replace("defaults={}):\n", f"defaults={{}}):\n{RANKS}")
     folder = make(tmp_path_factory.mktemp("megatron"), arguments)
     (folder / "megatron/training/global_vars.py").write_text(START)
     (folder / "megatron/training/training.py").write_text(SCHEDULES)
@@ -165,6 +163,35 @@ def test_what_the_scheduler_refuses_is_told_by_its_arguments(checkout: Checkout)
         assert problem.where.startswith(f"megatron/{SCHEDULER}:")
         assert problem.fix_text == fix
     assert problems(checkout, RATES, *(f"{RATES} {words}" for words in ACCEPTED)) == [()] * (len(ACCEPTED) + 1)
+
+
+@pytest.mark.budget(20)
+def test_what_the_start_refuses_is_told_together_with_all_else_but_not_with_what_it_follows_from(checkout: Checkout) -> None:
+    ramp_up = f"{SIZES} --rampup-batch-size 8 7 1000"
+    schedule = "--lr 1e-4 --lr-warmup-samples 100 --lr-decay-samples 9 --min-lr 1"
+    ranks = "--hidden-size 6 --tensor-model-parallel-size"
+    found = problems(
+        checkout, f"{ramp_up} {schedule} --bf16 --fp16", f"{ramp_up} {ranks} 3", f"{ramp_up} {ranks} 16 --bf16 --fp16"
+    )
+    ramp = "expected global batch size interval (24) to be divisible by global batch size increment (7)"
+    assert [[one.message.partition(": ")[2] for one in told] for told in found] == [
+        ["not args.fp16", ramp, "args.lr >= min_lr"],
+        ["ranks do not divide"],
+        ["ranks do not divide", "hidden does not divide", "not args.fp16"],
+    ]
+
+
+@pytest.mark.budget(20)
+def test_what_the_start_refuses_is_told_where_there_is_no_plan(checkout: Checkout) -> None:
+    script = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --rampup-batch-size 8 7 1000 --nosuch 1\n"
+    (command,) = training_commands(script, "x.sh")
+    job = CheckedJob(command, made_up("npu", "0.16.1"), checkout)
+    codes = []
+    for layer in (Layer("command line"), Layer("command line", world={"tp": 2})):
+        ((error, _),) = check_jobs([job], layers=[layer])
+        assert isinstance(error, MindSpeedError)
+        codes.append([problem.code for problem in error.problems])
+    assert codes == [["MS115", "MS114"], ["MS114"]]
 
 
 @pytest.mark.budget(20)

@@ -151,6 +151,7 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
         ImportStandIn.absent = False
         put = put_values(command["overrides"], vars(arguments), command["defaults"])
         made["refused"] = {argument: dataclasses.asdict(one) for argument, one in put.items() if one.refused}
+        vars(arguments).update({dest: ImportStandIn(dest, known=False) for dest in command["unknown"]})
         put_launch_order(command["platform"], vars(arguments), os.environ)
         if getattr(arguments, "yaml_cfg", None):
             module, validation = import_module("megatron.training.yaml_arguments"), "validate_yaml"
@@ -161,8 +162,7 @@ def _run(command: dict[str, Any], rules: Rules, imports: Imports, seconds: float
             made["job"] = _job_of(vars(arguments if validated is None else validated), rules.unknown)
             module.core_transformer_config_from_args(arguments)
             _other_configurations(arguments)
-            if not rules.failures:
-                start(imports.checkout, arguments if validated is None else validated, rules)
+            start(imports.checkout, arguments if validated is None else validated, rules)
     except ParserError as error:
         return [f"parser: {error}"]
     except (FileNotFoundError, _WrapperError) as error:

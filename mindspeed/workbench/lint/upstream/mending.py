@@ -76,7 +76,7 @@ def mended(refused: Sequence[Refused], known: Surface, derived: DerivedNames, tr
         problem = refused[command].problems[number]
         clean, mending = found[command, number]
         more_clean, more_mending = more.get((command, number), ([], []))
-        untried = [fix for fix in problem.fix if fix.verb != "advice" and _changed(fix, refused[command].task, known) is None]
+        untried = [fix for fix in problem.fix if fix.verb != "advice" and with_fix(fix, refused[command].task, known) is None]
         fixes = clean or more_clean or mending or more_mending or untried or [_in_words(problem)]
         problems[command].append(replace(problem, fix=tuple(fixes)))
     return problems
@@ -194,12 +194,12 @@ def _other_numbers(argument: Argument, value: Any) -> Iterator[Fix]:
 
 def _trials(fixes: Iterable[Fix], task: Mapping[str, Any], known: Surface) -> Iterator[_Trial]:
     for fix in dict.fromkeys(fixes):
-        changed = _changed(fix, task, known)
+        changed = with_fix(fix, task, known)
         if changed is not None and (changed["words"], changed["environ"]) != (task["words"], task["environ"]):
             yield _Trial(fix, " ".join([fix.name, *(step.name for step in fix.steps)]), changed)
 
 
-def _changed(fix: Fix, task: Mapping[str, Any], known: Surface) -> dict[str, Any] | None:
+def with_fix(fix: Fix, task: Mapping[str, Any], known: Surface) -> dict[str, Any] | None:
     """Return a task with a fix; None for a fix that cannot be tried."""
     words, environ = list(task["words"]), dict(task["environ"])
     for step in fix.steps or (fix,):

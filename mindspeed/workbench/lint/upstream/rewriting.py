@@ -40,11 +40,15 @@ A value is ``on`` or ``off`` where the attribute is to be true or false.
 
 @dataclass(slots=True)
 class _Failure:
-    """Describe how a site failed: what it says, the values that it read, and those that would satisfy it."""
+    """Describe how a site failed: what it says, the values that it read, and those that would satisfy it.
+
+    ``at_start`` is true for code that gets the validated arguments.
+    """
 
     message: str
     values: dict[str, Any]
     wanted: list[Wanted]
+    at_start: bool = False
 
 
 @dataclass(slots=True)
@@ -180,7 +184,7 @@ class Rules:
     ) -> None:
         """Add a failure of code that validated arguments are given to, where ``values`` are the arguments that it is given."""
         shown = {dest: " ".join(map(str, one)) if isinstance(one, list) else _plain(one) for dest, one in values.items()}
-        self.failures[self._new_site(RuleSite(*at, text, ()))] = _Failure(message, shown, list(wanted))
+        self.failures[self._new_site(RuleSite(*at, text, ()))] = _Failure(message, shown, list(wanted), at_start=True)
 
     def _found(
         self, site: int, error: BaseException, names: dict[str, Any], scope: dict[str, Any], test: ast.expr | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,13 +32,15 @@ MAX_CHILDREN: Final = 5
 class Command:
     """Describe a command to judge: its arguments, the number of its processes, and its environment variables.
 
-    With a plan, its changes are made before the rules are asked, as its ranks make them.
+    With a plan, its changes are made before the rules are asked, as its ranks make them. ``unknown`` are arguments by dest
+    whose values nothing here knows: rules that read them are undecided.
     """
 
     words: Sequence[str]
     world_size: int
     environ: Mapping[str, str] = field(default_factory=dict)
     plan: ActivationPlan | None = None
+    unknown: Collection[str] = ()
 
     def task(self, known: Surface) -> dict[str, Any]:
         """Return the command for the child process."""
@@ -53,6 +55,7 @@ class Command:
             "overrides": {override.argument: override.value for override in overrides},
             "of_configurations": {override.argument: override.value for override in overrides if override.only is None},
             "defaults": {dest: known.by_dest[dest][0].default for dest in dests if dest in known.by_dest},
+            "unknown": sorted(self.unknown),
             "wraps": list(_wraps_of_rules(self.plan)) if self.plan is not None else [],
         }
 
@@ -79,8 +82,8 @@ class RulesVerdict:
 
     Those that are decided, those that could not be, and those of functions that the command does not call. ``refused`` are
     values of the plan that the parsed arguments contradict, ``job`` fields of the job that the validated ones give, with what
-    decides each. ``unjudged`` is why the rules could not be asked here, as they can on a rank,
-    ``unread`` that they cannot be run at all.
+    decides each. ``at_start`` are the places of refusals by code that gets the validated arguments. ``unjudged`` is why the
+    rules could not be asked here, as they can on a rank, ``unread`` that they cannot be run at all.
     """
 
     refusals: tuple[Problem, ...] = ()
@@ -89,6 +92,7 @@ class RulesVerdict:
     unreached: tuple[str, ...] = ()
     refused: Mapping[str, PutValue] = field(default_factory=dict)
     job: Mapping[str, tuple[Any, Names]] = field(default_factory=dict)
+    at_start: tuple[str, ...] = ()
     unjudged: str = ""
     unread: tuple[Problem, ...] = ()
 
@@ -201,7 +205,9 @@ def _verdict(
     known: Surface,
     derived: DerivedNames,
 ) -> RulesVerdict:
-    problems = [_problem(checkout, {**sites[failed["site"]], **failed}, given, known, derived) for failed in answer["failed"]]
+    failures = [{**sites[failed["site"]], **failed} for failed in _separate(answer["failed"], known, derived)]
+    problems = [_problem(checkout, failed, given, known, derived) for failed in failures]
+    at_start = tuple(_place(checkout, failed) for failed in failures if failed["at_start"])
     unread = tuple(_unread(checkout, text) for text in dict.fromkeys(answer["errors"]) if not text.startswith("parser: "))
     undecided = [number for number, _ in answer["undecided"]]
     decided = [*answer["held"], *(failed["site"] for failed in answer["failed"])]
@@ -209,7 +215,20 @@ def _verdict(
     groups = [tuple(_place(checkout, sites[number]) for number in group) for group in (undecided, decided, unreached)]
     refused = {argument: PutValue(**one) for argument, one in answer["refused"].items()}
     job = {name: (FIELDS[name].typed(value), tuple(dests)) for name, (value, dests) in answer["job"].items()}
-    return RulesVerdict(tuple(_one_each(problems)), groups[0], groups[1], groups[2], refused, job, answer["unjudged"], unread)
+    refusals = tuple(_one_each(problems))
+    return RulesVerdict(refusals, groups[0], groups[1], groups[2], refused, job, at_start, answer["unjudged"], unread)
+
+
+def _separate(failed: Sequence[Mapping[str, Any]], known: Surface, derived: DerivedNames) -> list[Mapping[str, Any]]:
+    """Return failures without those of the start with a value of which a rule refuses all that decides it."""
+    options = _with_options(known)
+    refused = [one["values"].keys() for one in failed if not one["at_start"]]
+
+    def follows(name: str) -> bool:
+        decides = {name} if name in options else {*derived.sources(name, options)}
+        return bool(decides) and any(decides <= names for names in refused)
+
+    return [one for one in failed if not (one["at_start"] and any(map(follows, one["values"])))]
 
 
 def _problem(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import re
 from ast import parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy, deepcopy
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any, Final
 from mindspeed.workbench.lint.upstream.rewriting import Rules, Wanted, place
 from mindspeed.workbench.lint.upstream.stand_ins import UndecidedError
 
+_CALCULATOR: Final = "init_num_microbatches_calculator"
 _SCHEDULER: Final = "get_optimizer_param_scheduler"
 _STEPS: Final = 100_000
 """Steps of a ramp-up of the batch size that are taken, at most."""
@@ -24,13 +25,13 @@ _REFUSALS: Final = (AssertionError, ArithmeticError, ValueError)
 
 
 def start(checkout: Path, arguments: Any, rules: Rules) -> None:
-    """Make each object as the start does, up to the first one that refuses the arguments."""
+    """Make each object as the start does, and collect those that refuse the arguments."""
     for kind in (_CalculatorOfMicroBatches, _Scheduler):
         made = kind(checkout, copy(arguments))
         try:
             made.make()
         except UndecidedError:
-            return
+            continue
         except Exception as error:
             rule = _rule_at(*place(error))
             if rule is not None or isinstance(error, _REFUSALS):
@@ -38,15 +39,13 @@ def start(checkout: Path, arguments: Any, rules: Rules) -> None:
                 said = " ".join(str(error).split())
                 message = said if rule is not None else f"the start ends in {type(error).__name__}: {said}"
                 given = {dest: getattr(made.arguments, dest) for dest in dests}
-                values = {dest: value for dest, value in given.items() if value not in (None, False)}
+                values = {dest: value for dest, value in given.items() if value is not None and value is not False}
                 rules.refused(place(error), text, message, values, wanted)
-            return
 
 
 def _rule_at(file: str, line: int) -> ast.Assert | ast.Raise | None:
     """Return the assertion, or the statement that raises an error, in a line of a file."""
-    nodes = ast.walk(parse(Path(file).read_text(encoding="utf-8", errors="replace"))) if Path(file).is_file() else ()
-    rules = (node for node in nodes if isinstance(node, (ast.Assert, ast.Raise)))
+    rules = (node for node in ast.walk(_tree(Path(file))) if isinstance(node, (ast.Assert, ast.Raise)))
     return next((rule for rule in rules if rule.lineno <= line <= (rule.end_lineno or rule.lineno)), None)
 
 
@@ -56,16 +55,16 @@ class _CalculatorOfMicroBatches:
     def __init__(self, checkout: Path, arguments: Any) -> None:
         self.arguments = arguments
         self.module: Any = import_module("megatron.core.num_microbatches_calculator")
-        text = _text(checkout, "global_vars.py")
-        found = re.search(r"^    init_num_microbatches_calculator\(.*?^    \)$", text, re.MULTILINE | re.DOTALL)
-        self.call = parse(found[0].strip(), mode="eval") if found else None
+        self.file = checkout / "megatron" / "training" / "global_vars.py"
+        calls = (node for node in ast.walk(_tree(self.file)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name))
+        self.call = next((call for call in calls if ast.unparse(call.func) == _CALCULATOR), None)
 
     def make(self) -> None:
         if self.call is None or not getattr(self.arguments, "micro_batch_size", None):
             return
         module, arguments = self.module, self.arguments
         module._GLOBAL_NUM_MICROBATCHES_CALCULATOR = None
-        eval(compile(self.call, "", "eval"), vars(module) | {"args": arguments})
+        eval(compile(ast.Expression(self.call), str(self.file), "eval"), vars(module) | {"args": arguments})
         ramp_up = arguments.rampup_batch_size if "rampup_batch_size" in _read([self.call]) else None
         last, consumed = min(int(ramp_up[2]), arguments.train_samples or 0) if ramp_up else 0, 0
         for _ in range(0 if _has_checkpoint(arguments.load) else _STEPS):
@@ -92,6 +91,8 @@ class _CalculatorOfMicroBatches:
             start, increment, samples = map(int, arguments.rampup_batch_size)
         except ValueError:
             return ""
+        if not unit:
+            return ""
         most = arguments.global_batch_size - unit
         start = max(unit, min(start, most) // unit * unit)
         steps = (arguments.global_batch_size - start) // unit
@@ -105,10 +106,11 @@ class _Scheduler:
 
     def __init__(self, checkout: Path, arguments: Any) -> None:
         self.arguments = arguments
-        found = re.search(rf"^def {_SCHEDULER}\(.*?(?=^\S)", _text(checkout, "training.py"), re.MULTILINE | re.DOTALL)
-        self.function = parse(found[0]) if found else None
+        self.file = checkout / "megatron" / "training" / "training.py"
+        functions = (node for node in _tree(self.file).body if isinstance(node, ast.FunctionDef))
+        self.tree = ast.Module([node for node in functions if node.name == _SCHEDULER], [])
         self.assigned: dict[str, list[ast.expr]] = {}
-        for node in ast.walk(self.function or ast.Module([], [])):
+        for node in ast.walk(self.tree):
             match node:
                 case ast.Assign([ast.Name(name)], value) | ast.keyword(str(name), value):
                     self.assigned.setdefault(name, []).append(value)
@@ -116,11 +118,11 @@ class _Scheduler:
     def make(self) -> None:
         arguments = self.arguments
         steps = getattr(arguments, "train_iters", None) or getattr(arguments, "train_samples", None)
-        if self.function is None or not steps or not getattr(arguments, "lr", None) or arguments.skip_train:
+        if not self.tree.body or not steps or not getattr(arguments, "lr", None) or arguments.skip_train:
             return
         module = import_module("megatron.core.optimizer_param_scheduler")
         scope = vars(module) | {"get_args": lambda: arguments, "update_train_iters": lambda given: None}
-        exec(compile(self.function, "", "exec", dont_inherit=True), scope)
+        exec(compile(self.tree, str(self.file), "exec", dont_inherit=True), scope)
         scope[_SCHEDULER](SimpleNamespace(param_groups=[{}]))
 
     def cause(self, rule: ast.Assert | ast.Raise | None) -> tuple[str, Collection[str], Sequence[Wanted]]:
@@ -181,7 +183,10 @@ def _has_checkpoint(folder: str | None) -> bool:
     return bool(folder) and Path(str(folder), "latest_checkpointed_iteration.txt").is_file()
 
 
-def _text(checkout: Path, name: str) -> str:
-    """Return the source of a module of the training loop, empty where there is none."""
-    file = checkout / "megatron" / "training" / name
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+@lru_cache(maxsize=8)
+def _tree(file: Path) -> ast.Module:
+    """Return the statements of a module; none of one that is missing, or is for another Python."""
+    try:
+        return parse(file.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, SyntaxError):
+        return ast.Module([], [])
