@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mindspeed.ops.autocast import in_type_of
 from mindspeed.ops.errors import require
-from mindspeed.ops.npu_matmul_add_fp32 import wide_product
+from mindspeed.ops.npu_gmm import npu_gmm
+from mindspeed.ops.npu_matmul_add_fp32 import is_summed_wide, wide_product
 from mindspeed.ops.numerics import rounded, unflatten, wide
 from mindspeed.ops.process_groups import Group, all_gather, all_reduce, name_of, reduce_scatter, size_of
 from mindspeed.ops.registration import define, product_operations, require_no_gradient
@@ -128,8 +129,11 @@ def _reference(gathers: bool, collect: Callable[[Tensor, str], Tensor] | None, g
 
     def product(x1: Tensor, x2: Tensor, bias: Tensor | None, groups: list[str]) -> Any:
         rows = _gathered(x1, groups[0]) if gathers else x1
-        y = wide_product(rows, x2)
-        y = with_bias(y if collect is None else collect(y, groups[-1]), bias, x1.dtype)
+        if collect is None and is_summed_wide(rows):  # rounded by the product itself
+            y = npu_gmm(rows, x2[None], bias=None if bias is None else bias.view(1, -1), group_list=[len(rows)])
+        else:
+            y = wide_product(rows, x2)
+            y = with_bias(y if collect is None else collect(y, groups[-1]), bias, x1.dtype)
         return (y, rows) if gives else y
 
     return product

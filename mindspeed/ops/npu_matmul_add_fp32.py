@@ -32,12 +32,14 @@ def npu_matmul_add_fp32(total_input: Tensor, grad_output: Tensor, grad: Tensor) 
     torch.ops.mindspeed.npu_matmul_add_fp32(total_input.detach(), grad_output.detach(), grad)
 
 
-def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a b`` of [..., K] and [K, N], or of batches [B, M, K] and [B, K, N], in the type for sums.
+def is_summed_wide(a: Tensor) -> bool:
+    """Return whether products of ``a`` can be summed in fp32 without a copy of it in fp32: half-precision ones on the CPU."""
+    return a.device.type == "cpu" and a.dtype in (torch.bfloat16, torch.float16)
 
-    On the CPU half-precision matrices are not widened.
-    """
-    if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16):
+
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a b`` of [..., K] and [K, N], or of batches [B, M, K] and [B, K, N], in the type for sums."""
+    if not is_summed_wide(a):
         return wide(a) @ wide(b)
     product = torch.zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float32)
     flat = (a.reshape(-1, a.shape[-1]), b, product.view(-1, b.shape[-1]))
