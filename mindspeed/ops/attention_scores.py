@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -128,12 +129,20 @@ class AttentionScores:
 
 
 class AttentionBatch(NamedTuple):
-    """A batch of equally long sequences: views of tensors as [B, K, G, S, D] (queries) and [B, K, T, D] (keys)."""
+    """A batch of equally long sequences: views of tensors as [B, N, S, D] (queries), [B, K, T, D] (keys) and [B, N, S]."""
 
-    query_side: list[Tensor]
-    key_side: list[Tensor]
-    stats: list[Tensor]
+    query_side: Sequence[Tensor]
+    key_side: Sequence[Tensor]
+    stats: Sequence[Tensor]
     scores: AttentionScores
+
+    @property
+    def by_group(self) -> AttentionBatch:
+        """The batch with queries [B, K, G, S, D] and statistics [B, K, G, S], by the heads of keys."""
+        groups, heads = self.key_side[0].shape[1], self.query_side[0].shape[1]
+        sides = (self.query_side, self.stats)
+        queries, stats = ([unflatten(x, 1, (groups, heads // groups)) for x in side] for side in sides)
+        return self._replace(query_side=queries, stats=stats)
 
 
 def scores_of(

@@ -26,7 +26,6 @@ from mindspeed.ops.attention_layout import (
     lengths_of,
     packed_view,
     probabilities,
-    ranges_of,
     sizes,
 )
 from mindspeed.ops.attention_mask import compressed_mask, sequence_at_edge, visible_pairs
@@ -63,7 +62,7 @@ def _shifted(logits: Tensor, maximum: Tensor) -> Tensor:
 
 def forward(part: AttentionBatch) -> None:
     """Write the result, and the maximum and the sum of each row's softmax, [B, K, G, S]."""
-    (q_BKGSD, out_BKGSE), (k_BKTD, v_BKTE), (maximum, total), scores = part
+    (q_BKGSD, out_BKGSE), (k_BKTD, v_BKTE), (maximum, total), scores = part.by_group
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
     for rows, columns in _strips(q_BKGSD, scores):
         here, there = slice(*rows), slice(*columns)
@@ -87,7 +86,7 @@ def backward(part: AttentionBatch, dbias: Tensor | None) -> None:
     With P the probabilities and M the dropout factors: ``dV = (P M)^T dO``, ``dP = (dO V^T) M``,
     ``dS = P (dP - rowsum(dO O))``, ``dQ = scale dS K``, ``dK = scale dS^T Q``.
     """
-    (q_BKGSD, out_BKGSE, dout_BKGSE, dq), (k_BKTD, v_BKTE, dk, dv), (maximum, total), scores = part
+    (q_BKGSD, out_BKGSE, dout_BKGSE, dq), (k_BKTD, v_BKTE, dk, dv), (maximum, total), scores = part.by_group
     k_wide, v_wide = wide(k_BKTD), wide(v_BKTE)
     dk_wide, dv_wide = torch.zeros_like(k_wide), torch.zeros_like(v_wide)
     for rows, columns in _strips(q_BKGSD, scores):
@@ -316,29 +315,31 @@ def _parts(
     groups = heads_like(key_side[0], layout, query_side[0], heads)
     split = (groups, heads // groups)
     if layout != "TND":
-        queries = [unflatten(head_view(x, layout, heads), 1, split) for x in query_side]
+        queries = [head_view(x, layout, heads) for x in query_side]
         keys = [head_view(x, layout, groups) for x in key_side]
-        b, k, g, s, _ = queries[0].shape
-        dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, k, g, s, keys[0].shape[2]))
+        b, _, s, _ = queries[0].shape
+        dropout = None if seed is None else Dropout(options.keep_prob, seed, 0, (b, *split, s, keys[0].shape[2]))
         prefix = None if options.prefix is None else tuple(options.prefix)
         scores = scores_of(s, keys[0].shape[2], prefix, False, pse, mask, dropout, split, options)
-        yield AttentionBatch(queries, keys, [unflatten(stat, 1, split) for stat in stats], scores)
+        yield AttentionBatch(queries, keys, stats, scores)
         return
     first, lengths = 0, lengths_of(query_side[0], key_side[0], options)
-    query_side = [unflatten(packed_view(x), 1, split) for x in query_side]
-    key_side = [packed_view(x) for x in key_side]
-    stats = [unflatten(stat.t()[None], 1, split) for stat in stats]
+    q_lengths, kv_lengths = ([length[side] for length in lengths] for side in (0, 1))
+    by_sequence = zip(
+        zip(*(packed_view(x).split_with_sizes(q_lengths, 2) for x in query_side), strict=True),
+        zip(*(packed_view(x).split_with_sizes(kv_lengths, 2) for x in key_side), strict=True),
+        zip(*(stat.t()[None].split_with_sizes(q_lengths, 2) for stat in stats), strict=True),
+        strict=True,
+    )
     edge = sequence_at_edge(lengths, options.mode)
-    for n, ((start, _), (kv_start, _)) in enumerate(zip(ranges_of(options.q_ends), ranges_of(options.kv_ends), strict=True)):
-        queries = [x.narrow(3, start, lengths[n][0]) for x in query_side]
-        keys = [x.narrow(2, kv_start, lengths[n][1]) for x in key_side]
+    for n, sides in enumerate(by_sequence):
         shape = (1, *split, *lengths[n])
         dropout = None if seed is None else Dropout(options.keep_prob, seed, first, shape)
         first += heads * shape[3] * shape[4]
         prefix = None if options.prefix is None else (options.prefix[n],)
         own = pse[n : n + 1] if pse is not None and pse.dim() > 1 and pse.shape[0] > 1 else pse
         scores = scores_of(*shape[3:], prefix, n == edge, own, mask, dropout, split, options)
-        yield AttentionBatch(queries, keys, [x.narrow(3, start, lengths[n][0]) for x in stats], scores)
+        yield AttentionBatch(*sides, scores)
 
 
 def _out_like(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -403,7 +404,8 @@ def gradients_by_parts(
         dbias = None
         if dpse is not None:
             own = dpse[n : n + 1] if options.layout == "TND" and dpse.shape[0] > 1 else dpse
-            dbias = unflatten(own, 1, part.query_side[0].shape[1:3])
+            heads, groups = part.query_side[0].shape[1], part.key_side[0].shape[1]
+            dbias = unflatten(own, 1, (groups, heads // groups))
         write(part, dbias)
     return dq, dk, dv, query.new_empty(0) if pse is None or dpse is None else dpse.to(pse.dtype)
 

@@ -159,14 +159,9 @@ def _padded(tensors: list[Tensor]) -> list[Tensor]:
     return [padded_heads(x, width) for x in tensors]
 
 
-def _heads(tensors: list[Tensor]) -> list[Tensor]:
-    """Views of [B, K, G, S, ...] as [B, N, S, ...]."""
-    return [x.flatten(1, 2) for x in tensors]
-
-
 def _forward_part(part: AttentionBatch) -> None:
-    q_view, out = _heads(part.query_side)
-    maximum, total = _heads(part.stats)
+    q_view, out = part.query_side
+    maximum, total = part.stats
     q, k, v = _padded([q_view, *part.key_side])
     for tile in _tiles(part.scores, maximum.dtype, q.device):
         its_out, its_maximum, its_total = map(tile.queries, (out, maximum, total))
@@ -214,9 +209,9 @@ def _merge(out: Tensor, logsumexp: Tensor, more: Tensor, its_logsumexp: Tensor) 
 
 def _backward_part(part: AttentionBatch, dbias: Tensor | None) -> None:
     """Write the gradients; the statistics may be any whose ``maximum + log(sum)`` is the logsumexp."""
-    q_view, out, dout, dq = _heads(part.query_side)
+    q_view, out, dout, dq = part.query_side
     k_view, v_view, dk, dv = part.key_side
-    maximum, total = _heads(part.stats)
+    maximum, total = part.stats
     # of a row that sees nothing the kernel needs any number: exp(-inf - number) is zero
     logsumexp = torch.where(total > 0, maximum + total.log(), 0.0)
     q, k, v, out, dout = _padded([q_view, k_view, v_view, out, dout])
