@@ -88,8 +88,8 @@ def drift() -> Spent:
 def rows() -> list[Row]:
     spent = in_new_processes(5)
     note = (
-        f"resolve and check {spent['resolve'].cpu * 1e3:.1f} ms, apply {spent['apply'].cpu * 1e3:.1f} ms, of which the search for "
-        "aliases is two thirds: it reads the globals of all modules that can hold a patched object, and remembers nothing"
+        f"resolve and check {spent['resolve'].cpu * 1e3:.1f} ms, apply {spent['apply'].cpu * 1e3:.1f} ms, of which the search "
+        "for aliases is two thirds: it reads the globals of all modules that can hold a patched object, and remembers nothing"
     )
     made = [timed(f"resolve and apply {COUNT} features on loaded megatron", 25, spent["both"], "ms", COMMAND, note)]
     if repetitions(5) == 5:  # all of Megatron is read
