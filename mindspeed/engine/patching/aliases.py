@@ -121,6 +121,7 @@ class Rebinder:
         for exchange in self._exchanges.values():
             if (library := LIBRARIES.get(exchange.module.partition(".")[0])) is not None:
                 of_libraries.setdefault(library, []).append(exchange.old)
+        holds = {library: _search_for(objects) for library, objects in of_libraries.items()}
         for name, entries in module_dictionaries():
             package = name.partition(".")[0]
             library = LIBRARIES.get(package)
@@ -128,8 +129,8 @@ class Rebinder:
                 ids = exchanged if package in self.packages else known
                 is_searched = package in whole or not ids.isdisjoint(map(id, entries.values()))
             else:
-                is_searched = library in of_libraries and (
-                    (package in whole and name.startswith(_COMPILER)) or _holds(entries, of_libraries[library])
+                is_searched = library in holds and (
+                    (package in whole and name.startswith(_COMPILER)) or holds[library](entries)
                 )
             if is_searched:
                 yield name, entries
@@ -289,9 +290,12 @@ class Rebinder:
                 self._write(place, holder, key, key)
 
 
-def _holds(entries: Mapping[str, Any], objects: Sequence[Any]) -> bool:
-    """Return whether one of some objects is among the entries. Looking for a few one by one takes less time than ids do."""
-    return any(any(map(_is, entries.values(), repeat(one))) for one in objects)
+def _search_for(objects: Sequence[Any]) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a function that finds one of some objects among entries: two of them one by one, which is faster, more by ids."""
+    if len(objects) > 2:
+        ids = frozenset(map(id, objects))
+        return lambda entries: not ids.isdisjoint(map(id, entries.values()))
+    return lambda entries: any(any(map(_is, entries.values(), repeat(one))) for one in objects)
 
 
 class _Visitors(dict[type, Any]):
