@@ -60,7 +60,7 @@ def plan_of(
     *features: str, settings: dict[str, dict[str, Any]] | None = None, ep: int = 2, level: int = 2, **world: Any
 ) -> Any:
     """A plan for experts on ``ep`` ranks of the CPU."""
-    known = {"ep": ep, "num_experts": 8, "world_size": ep * world.get("tp", 1)} | world
+    known = {"ep": ep, "num_experts": 8, "world_size": ep * world.get("tp", 1), "linear_bias": False} | world
     return mindspeed.plan(features=list(features), settings=settings or {}, world=known, platform="cpu", level=level)
 
 
