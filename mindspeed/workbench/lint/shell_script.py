@@ -157,7 +157,7 @@ class _Shell:
     skip_next: bool = False
     exported: set[str] = field(default_factory=set)
     has_moved: bool = False
-    """Whether the current folder is another one than that of the check."""
+    """True once a command has changed the current folder, which is that of the check at first."""
     depth: int = 0
     steps: int = 0
 
@@ -586,7 +586,7 @@ _NUMERIC: Final = {f"-{name}": getattr(operator, name) for name in ("eq", "ne", 
 
 
 def _printed(words: Sequence[str], operators: Sequence[str], has_moved: bool) -> str | None:
-    """What ``echo``, ``basename``, ``dirname`` and ``pwd``, also behind ``cd``, print, without newline; None for the rest."""
+    """Return what ``echo``, ``basename``, ``dirname`` or ``pwd``, also behind ``cd``, prints, without newline; else None."""
     command, *rest = words
     if rest[:1] == ["--"] and command != "echo":
         del rest[0]
